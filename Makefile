@@ -1,0 +1,45 @@
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# The constraints are not optional: they pin the torch build that is tested.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CHECKED := src tests $(wildcard benchmarks examples)
+
+.PHONY: setup demo test lint bench clean distclean
+.DEFAULT_GOAL := test
+
+setup: $(VENV)/.stamp-setup
+
+demo: $(VENV)/.stamp-demo
+	$(BIN)/quietgrad train digits
+
+# Two worker processes with one thread each: more threads than cores only slow the workers down.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/step_time.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The demo needs less than the tests do, so it installs less and starts sooner.
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[recipes]'
+	touch $@
+
+$(VENV)/.stamp-setup: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev,recipes,transformers]'
+	touch $@ $(VENV)/.stamp-demo

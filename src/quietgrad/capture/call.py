@@ -1,0 +1,132 @@
+"""One intercepted operation, as a rule sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quietgrad.capture.layout import Rows, SiteKey
+from quietgrad.capture.tap import TapOutput, TapSource
+from quietgrad.capture.tape import Lookup, MakeFactor, Site, Tape, Target, Use
+from quietgrad.errors import UnsupportedOperationError
+from quietgrad.factors import Dense, Factor, Gather
+
+
+class Call:
+    """Gives a rule the values behind managed tensors and takes its uses.
+
+    A *managed* tensor is a trainable parameter or a tensor computed from such parameters alone.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        function: Callable[..., Any],
+        path: str,
+        ordinal: int,
+        target_of: Callable[[Any], Target | None],
+        recapture: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.function = function
+        self.recapture = recapture
+        self._tape, self._path, self._ordinal = tape, path, ordinal
+        self._target_of = target_of
+
+    @property
+    def name(self) -> str:
+        """The operation's name, for messages."""
+        return operation_name(self.function)
+
+    def is_managed(self, value: Any) -> bool:
+        """Whether ``value`` is a trainable parameter or derived from such alone."""
+        return self._target_of(value) is not None
+
+    def value(self, tensor: Any) -> Any:
+        """A managed tensor cut off from autograd; anything else as it is."""
+        return tensor.detach() if self.is_managed(tensor) else tensor
+
+    def watch(
+        self,
+        output: Tensor,
+        uses: Sequence[tuple[Tensor | None, MakeFactor]],
+        *,
+        saved: Sequence[Tensor] = (),
+        dims: int,
+        label: str = "",
+    ) -> Tensor:
+        """Record, when ``output``'s gradient arrives, the factors of the managed tensors in ``uses``.
+
+        The samples are in one of the first ``dims`` dimensions of the output. A factor is made as
+        ``make(rows, grad, *saved)``.
+        """
+        managed = [(self._target_of(tensor), make) for tensor, make in uses]
+        kept = [Use(target, make) for target, make in managed if target is not None]
+        if not kept:
+            return output
+        site = Site(self._tape, self._key(label, output.ndim), range(dims), kept)
+        detached = [tensor.detach() for tensor in saved]
+        return TapOutput.apply(output, self._tape.token, site, *detached)
+
+    def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
+        """A managed tensor broadcast to ``shape``; each sample's part of the gradient is its own."""
+        target = self._target_of(tensor)
+        assert target is not None
+        shape = torch.Size(shape)
+        derived = self._tape.derived(tensor)
+        lookup = derived.lookup if derived else None
+        if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
+            use, dims = self._lookup_use(lookup, shape), len(shape) - 1
+        else:
+            use, dims = Use(target, partial(_unbroadcast, shape=tensor.shape)), len(shape)
+        site = Site(self._tape, self._key(label, len(shape)), range(dims), [use])
+        return TapSource.apply(tensor.detach(), self._tape.token, site, shape)
+
+    def refuse(self, reason: str, remedy: str, *tensors: Any) -> UnsupportedOperationError:
+        """An error that names the operation, the module and the parameters in ``tensors``."""
+        return UnsupportedOperationError(
+            f"{self.name} in {self._where()}{self._parameters(tensors)}: {reason}. {remedy}"
+        )
+
+    def _lookup_use(self, lookup: Lookup, shape: torch.Size) -> Use:
+        target = self._target_of(lookup.table)
+        assert target is not None
+        ids = lookup.ids.expand(shape[:-1])
+        return Use(target, partial(_looked_up, ids=ids, lookup=lookup))
+
+    def _key(self, label: str, ndim: int) -> SiteKey:
+        return SiteKey(self._path, self.name, self._ordinal, label, ndim)
+
+    def _where(self) -> str:
+        return f"module '{self._path}'" if self._path else "the model's own forward"
+
+    def _parameters(self, tensors: Sequence[Any]) -> str:
+        names = {n for t in tensors if (target := self._target_of(t)) for n in target.names}
+        return f", on trainable parameter {', '.join(map(repr, sorted(names)))}" if names else ""
+
+
+def operation_name(function: Callable[..., Any]) -> str:
+    """A readable name of a torch function."""
+    return getattr(function, "__name__", None) or str(function)
+
+
+def gather_rows(rows: Rows, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor) -> Gather:
+    """The factor of rows ``ids`` of ``table``, looked up to give an output with gradient ``grad``."""
+    width = table.ndim - 1
+    values = rows.split(grad, width).flatten(2) if width else rows.split(grad, 0).unsqueeze(-1)
+    positions = rows.split(ids, 0).remainder(table.shape[0])
+    if padding is not None:
+        values = values * positions.ne(padding).unsqueeze(-1)
+    return Gather(positions, values, table.shape)
+
+
+def _looked_up(rows: Rows, grad: Tensor, *, ids: Tensor, lookup: Lookup) -> Factor:
+    return gather_rows(rows, grad, ids, lookup.padding, lookup.table)
+
+
+def _unbroadcast(rows: Rows, grad: Tensor, *, shape: torch.Size) -> Factor:
+    return Dense(rows.unbroadcast(grad, shape))

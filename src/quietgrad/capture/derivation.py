@@ -1,0 +1,183 @@
+"""Computation on parameters alone: run as it is, and pulled back through when gradients arrive.
+
+Weight standardization, weight_norm, parametrizations, transposes, slices, low-rank products: the
+result is an ordinary tensor with an autograd graph that ends at the tape's entries. A rule that
+later uses it gives the factor of the result, and :class:`quietgrad.factors.Pulled` takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map
+
+from quietgrad.capture.call import Call, operation_name
+from quietgrad.capture.registry import variants
+from quietgrad.capture.tape import Derived, Lookup, ParameterTarget, Tape, Target
+
+_PLAIN_METHODS = (
+    "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
+    "is_floating_point is_complex get_device data_ptr untyped_storage type requires_grad_ "
+    "retain_grad register_hook __len__ __repr__ __format__ __hash__ is_same_size"
+).split()
+
+METADATA: frozenset[Callable[..., Any]] = frozenset(
+    getattr(Tensor, name) for name in _PLAIN_METHODS
+)
+"""Methods that tell about a tensor without computing with it."""
+
+_COMPUTING_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+
+# Each entry of the input appears at most once in the output, unchanged.
+_ISOMETRIC = frozenset(
+    variants(
+        "view reshape transpose permute t swapaxes swapdims movedim moveaxis unsqueeze squeeze "
+        "flatten unflatten chunk split split_with_sizes unbind select narrow contiguous clone "
+        "view_as reshape_as adjoint ravel tensor_split vsplit hsplit to type_as float double half "
+        "bfloat16".split()
+    )
+)
+
+# Their tensor arguments give a type or a shape only.
+_SHAPED_LIKE = frozenset(variants("type_as view_as reshape_as to".split()))
+
+_EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
+
+
+def is_plain_property(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` reads an attribute such as shape or device."""
+    if getattr(function, "__name__", "") != "__get__":
+        return False
+    return getattr(function.__self__, "__name__", "") not in _COMPUTING_PROPERTIES
+
+
+def ignores_data(function: Callable[..., Any]) -> bool:
+    """Whether a data tensor among the arguments only lends its shape or type."""
+    return function in _SHAPED_LIKE
+
+
+def derive(
+    call: Call,
+    tape: Tape,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    managed: list[tuple[Tensor, Target]],
+) -> Any:
+    """Run an operation on parameters and constants alone; its results are managed tensors."""
+    if _writes_in_place(call.function) and managed[0][0] is args[0]:
+        raise call.refuse(
+            "a tensor computed from trainable parameters is changed in place",
+            "Use the out-of-place operation",
+            args[0],
+        )
+    if _expands_over_samples(call.function, args, tape.batch_hint):
+        return _expanded(call, args, kwargs)
+    sources, replaced = _entries(tape, managed)
+    args, kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
+    # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
+    with torch.enable_grad(), saved_tensors_hooks(_identity, _identity):
+        output = call.function(*args, **kwargs)
+    isometric = _is_isometric(call.function, args, managed)
+    lookup = _lookup(call.function, args, kwargs, managed)
+    return tree_map(lambda leaf: _register(tape, leaf, sources, isometric, lookup), output)
+
+
+def _entries(
+    tape: Tape, managed: list[tuple[Tensor, Target]]
+) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    sources: dict[str, Tensor] = {}
+    replaced: dict[int, Tensor] = {}
+    for tensor, target in managed:
+        if isinstance(target, Derived):
+            sources.update(target.sources)
+        elif isinstance(target, ParameterTarget):
+            replaced[id(tensor)] = sources[target.name] = tape.entry(target.name, tensor)
+    return sources, replaced
+
+
+def _register(
+    tape: Tape, leaf: Any, sources: dict[str, Tensor], isometric: bool, lookup: Lookup | None
+) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not leaf.requires_grad:
+        tape.add_constant(leaf)
+        return leaf
+    return tape.add_derived(Derived(leaf, sources, isometric, lookup))
+
+
+def _is_isometric(
+    function: Callable[..., Any], args: tuple[Any, ...], managed: list[tuple[Tensor, Target]]
+) -> bool:
+    if len(managed) != 1:
+        return False
+    target = managed[0][1]
+    if isinstance(target, Derived) and not target.isometric:
+        return False
+    if function is Tensor.__getitem__:
+        return _is_basic_index(args[1])
+    if function is F.embedding:
+        padded = len(args) > 2 and args[2] is not None
+        return not padded and args[0].unique().numel() == args[0].numel()
+    if getattr(function, "__name__", "") == "__get__":
+        return function.__self__.__name__ in ("T", "mT")
+    return function in _ISOMETRIC
+
+
+def _is_basic_index(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(p is None or p is Ellipsis or type(p) in (int, slice) for p in parts)
+
+
+def _lookup(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    managed: list[tuple[Tensor, Target]],
+) -> Lookup | None:
+    if function is not F.embedding or len(args) < 2 or len(managed) != 1:
+        return None
+    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+    table = managed[0][0]
+    rows = table.shape[0]
+    return Lookup(table, args[0], None if padding is None else padding % rows)
+
+
+def _writes_in_place(function: Callable[..., Any]) -> bool:
+    name = operation_name(function)
+    if name in ("__setitem__",):
+        return True
+    in_place_operator = name.startswith("__i") and name not in ("__index__", "__invert__", "__int__")
+    return in_place_operator or (name.endswith("_") and not name.endswith("__"))
+
+
+def _expands_over_samples(
+    function: Callable[..., Any], args: tuple[Any, ...], batch: int | None
+) -> bool:
+    """Whether a dimension of size one is repeated once per sample (a class token)."""
+    if function not in _EXPANDING or batch is None or batch == 1:
+        return False
+    before = args[0].shape
+    after = function(args[0].detach(), *args[1:]).shape
+    padded = (1,) * (len(after) - len(before)) + tuple(before)
+    grown = [(b, a) for b, a in zip(padded, after, strict=True) if a != b]
+    return all(b == 1 for b, _ in grown) and any(a % batch == 0 for _, a in grown)
+
+
+def _expanded(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    shape = call.function(args[0].detach(), *args[1:], **kwargs).shape
+    copies = call.source(args[0], shape)
+    in_memory = operation_name(call.function) in ("repeat", "tile")
+    return copies.contiguous() if in_memory else copies
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+__all__ = ["METADATA", "derive", "ignores_data", "is_plain_property"]

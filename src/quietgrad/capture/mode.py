@@ -1,0 +1,123 @@
+"""Watches torch operations while a model's forward runs, and captures those on parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from quietgrad.capture import derivation
+from quietgrad.capture.call import Call
+from quietgrad.capture.parameters import ParameterTable
+from quietgrad.capture.registry import find_rule
+from quietgrad.capture.rules import forbidden
+from quietgrad.capture.tape import Tape, Target
+
+
+class Frame:
+    """A module whose forward is running, and how many operations were captured in it so far."""
+
+    __slots__ = ("captured", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path, self.captured = path, 0
+
+
+class CaptureMode(TorchFunctionMode):
+    """Replaces each operation that touches a managed tensor by its rule."""
+
+    def __init__(self, parameters: ParameterTable, tape: Callable[[], Tape]) -> None:
+        super().__init__()
+        self.frames: list[Frame] = []
+        self._parameters, self._current_tape = parameters, tape
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in derivation.METADATA or derivation.is_plain_property(func):
+            return func(*args, **kwargs)
+        forbidden.check(func, args, kwargs, self._path)
+        tape = self._current_tape()
+        tensors = list(_tensors((*args, *kwargs.values())))
+        targets = [self._target_of(tensor, tape) for tensor in tensors]
+        if not torch.is_grad_enabled() or not any(targets):
+            return self._run_plain(func, args, kwargs, tensors, targets, tape)
+        if derivation.ignores_data(func) and self._target_of(args[0], tape) is None:
+            return func(*args, **kwargs)  # data that takes its type or shape from a parameter
+        call = self._call(func, tape)
+        data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
+        if derivation.ignores_data(func) or all(self._is_constant(t, tape) for t in data):
+            managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
+            return derivation.derive(call, tape, args, kwargs, managed)
+        rule = find_rule(func)
+        if rule is None:
+            raise call.refuse(
+                "no rule captures this operation on a trainable parameter together with data",
+                "Freeze the parameter (requires_grad_(False)), or express it with supported "
+                "operations: linear, matmul, einsum, convolutions, embeddings, normalizations, "
+                "and elementwise or broadcast arithmetic",
+                *tensors,
+            )
+        return rule(call, *args, **kwargs)
+
+    @property
+    def _path(self) -> str:
+        return self.frames[-1].path if self.frames else ""
+
+    def _call(self, func: Callable[..., Any], tape: Tape) -> Call:
+        frame = self.frames[-1]
+        frame.captured += 1
+        return Call(
+            tape,
+            func,
+            frame.path,
+            frame.captured,
+            lambda value: self._target_of(value, tape),
+            lambda: self,
+        )
+
+    def _target_of(self, value: Any, tape: Tape) -> Target | None:
+        if not isinstance(value, Tensor):
+            return None
+        if isinstance(value, nn.Parameter):
+            return self._parameters.target(value) if value.requires_grad else None
+        return tape.derived(value)
+
+    def _is_constant(self, tensor: Tensor, tape: Tape) -> bool:
+        return self._parameters.is_constant(tensor) or tape.is_constant(tensor)
+
+    def _run_plain(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        targets: list[Target | None],
+        tape: Tape,
+    ) -> Any:
+        output = func(*args, **kwargs)
+        without_grad = not torch.is_grad_enabled()
+        if all(
+            (target is not None and without_grad) or self._is_constant(tensor, tape)
+            for tensor, target in zip(tensors, targets, strict=True)
+        ):
+            for tensor in _tensors((output,)):
+                if not tensor.requires_grad:
+                    tape.add_constant(tensor)
+        return output
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

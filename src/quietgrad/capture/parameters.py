@@ -1,0 +1,78 @@
+"""Which tensors of a model are trainable parameters, and under which name."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quietgrad.capture.tape import ParameterTarget
+from quietgrad.errors import TrainableSetError, UnsupportedOperationError
+
+
+class ParameterTable:
+    """Names the model's parameters when they are used, as the modules hold them at that moment.
+
+    Wrappers may swap the Parameter object under a name between forwards; what counts is the module
+    attribute, so every answer is checked against it and the table is rebuilt when it is stale.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._canonical = _canonical_names(model)
+        self._targets = {name: ParameterTarget(name) for name in self.trainable()}
+        self._holders: dict[int, tuple[nn.Module, str, str]] = {}
+        self._constants = {id(t): t for t in self._model.buffers()}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by canonical name (a tied weight has its first name)."""
+        return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def target(self, parameter: nn.Parameter) -> ParameterTarget:
+        """The managed parameter behind a tensor seen in an operation."""
+        name = self._name_of(parameter) or self._refreshed_name_of(parameter)
+        if name is None:
+            raise UnsupportedOperationError(
+                f"a trainable parameter of shape {tuple(parameter.shape)} that is not registered "
+                "in the model was used in its forward: its gradient could not be clipped. Register "
+                "it in the model (as a module attribute) or freeze it with requires_grad_(False)."
+            )
+        if name not in self._targets:
+            raise TrainableSetError(
+                f"parameter '{name}' was frozen when the model was attached and is trainable now. "
+                "Attach again after changing requires_grad."
+            )
+        return self._targets[name]
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Buffers and frozen parameters carry neither data nor anything to train."""
+        if isinstance(tensor, nn.Parameter):
+            return not tensor.requires_grad
+        return self._constants.get(id(tensor)) is tensor and not tensor.requires_grad
+
+    def _name_of(self, parameter: nn.Parameter) -> str | None:
+        holder = self._holders.get(id(parameter))
+        if holder is None:
+            return None
+        module, attribute, name = holder
+        return name if module._parameters.get(attribute) is parameter else None
+
+    def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
+        self._holders = {
+            id(p): (module, attribute, self._canonical.get(_join(path, attribute), ""))
+            for path, module in self._model.named_modules()
+            for attribute, p in module._parameters.items()
+            if p is not None
+        }
+        return self._name_of(parameter) or None
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """Every name of every parameter -> the first name under which it is found."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _join(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute

@@ -1,0 +1,23 @@
+"""One small file per family of operations; importing this package registers all rules."""
+
+from quietgrad.capture.rules import (
+    attention,
+    contraction,
+    convolution,
+    elementwise,
+    embedding,
+    linear,
+    normalization,
+    recurrent,
+)
+
+__all__ = [
+    "attention",
+    "contraction",
+    "convolution",
+    "elementwise",
+    "embedding",
+    "linear",
+    "normalization",
+    "recurrent",
+]

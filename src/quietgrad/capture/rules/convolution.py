@@ -1,0 +1,113 @@
+"""Convolutions of one to three dimensions, plain and transposed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quietgrad.capture.layout import Rows
+from quietgrad.capture.registry import Call, rule
+from quietgrad.capture.rules.linear import as_computed
+from quietgrad.factors import Conv, Dense, Factor, Geometry
+
+
+@rule(torch.conv1d, torch.conv2d, torch.conv3d)
+def convolution(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution; string padding is spelled out."""
+    dims = weight.ndim - 2
+    dilation = _each(dilation, dims)
+    if isinstance(padding, str):
+        input, padding = _spell_out_padding(input, weight, padding, dilation)
+    geometry = Geometry(
+        _each(stride, dims), _each(padding, dims), dilation, (0,) * dims, groups, transposed=False
+    )
+    return _convolve(call, input, weight, bias, geometry)
+
+
+@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+def transposed_convolution(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """A transposed convolution."""
+    dims = weight.ndim - 2
+    sizes = (_each(value, dims) for value in (stride, padding, dilation, output_padding))
+    return _convolve(call, input, weight, bias, Geometry(*sizes, groups, transposed=True))
+
+
+def _convolve(
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    if call.is_managed(input):
+        raise call.refuse(
+            "the input of a convolution is itself computed from parameters alone",
+            "Only the kernel and the bias can be trainable here",
+            input,
+        )
+    if input.ndim == weight.ndim - 1:
+        return _convolve(call, input.unsqueeze(0), weight, bias, geometry).squeeze(0)
+    output = torch.convolution(
+        input,
+        call.value(weight),
+        call.value(bias),
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding,
+        geometry.groups,
+    )
+    saved = [as_computed(input, output)] if call.is_managed(weight) else []
+    kernel = partial(_kernel_factor, shape=weight.shape, geometry=geometry)
+    return call.watch(output, [(weight, kernel), (bias, channel_sum)], saved=saved, dims=1)
+
+
+def channel_sum(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
+    """The gradient of something added to each channel (dimension 1)."""
+    return Dense(rows.split(grad, grad.ndim - 1).flatten(3).sum((1, 3)) if grad.ndim > 2
+                 else rows.split(grad, 1).sum(1))
+
+
+def _kernel_factor(
+    rows: Rows, grad: Tensor, input: Tensor, *, shape: torch.Size, geometry: Geometry
+) -> Factor:
+    image = grad.ndim - 1
+    return Conv(rows.split(input, image), rows.split(grad, image), shape, geometry)
+
+
+def _spell_out_padding(
+    input: Tensor, weight: Tensor, padding: str, dilation: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """'same' as numbers; where both sides differ the input is padded by one more on the right."""
+    if padding == "valid":
+        return input, (0,) * len(dilation)
+    totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    extra = [side for total in reversed(totals) for side in (0, total % 2)]
+    if any(extra):
+        input = F.pad(input, extra)
+    return input, tuple(total // 2 for total in totals)
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values

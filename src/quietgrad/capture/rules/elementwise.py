@@ -1,0 +1,103 @@
+"""Elementwise and broadcast use: every sample gets its own copy of the parameter's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from quietgrad.capture.registry import Call, rule, variants
+
+_ARITHMETIC = (
+    "add sub subtract rsub mul multiply div divide true_divide pow maximum minimum fmax fmin where "
+    "lerp addcmul addcdiv fmod remainder atan2 hypot logaddexp logaddexp2 xlogy clamp clip "
+    "clamp_min clamp_max truediv masked_fill copy copysign special_xlogy eq ne lt le gt ge"
+).split()
+
+
+@rule(*variants(_ARITHMETIC))
+def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Arithmetic with broadcasting."""
+    if call.is_managed(args[0]) and _is_in_place(call.name):
+        raise call.refuse(
+            "a trainable parameter is changed in place", "Use the out-of-place operation", args[0]
+        )
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    args, kwargs = _with_copies(call, (args, kwargs), shape)
+    return call.function(*args, **kwargs)
+
+
+@rule(*variants("cat concat concatenate stack hstack vstack".split()))
+def structural(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Joining a parameter with data: one of its own dimensions must run over the samples."""
+    args, kwargs = _with_copies(call, (args, kwargs), None)
+    return call.function(*args, **kwargs)
+
+
+@rule(Tensor.expand_as)
+def expand_as(call: Call, input: Tensor, other: Tensor) -> Tensor:
+    """A parameter broadcast to the shape of data."""
+    return call.source(input, other.shape) if call.is_managed(input) else input.expand_as(other)
+
+
+@rule(torch.prelu, Tensor.prelu)
+def prelu(call: Call, input: Tensor, weight: Tensor) -> Tensor:
+    """``max(0, x) + weight * min(0, x)``, one weight or one per channel (dimension 1)."""
+    with call.recapture():
+        if weight.numel() > 1 and input.ndim > 2:
+            weight = weight.view(-1, *[1] * (input.ndim - 2))
+        return torch.where(input >= 0, input, weight * input)
+
+
+@rule(F.scaled_dot_product_attention)
+def attention(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Attention with a trainable bias on the scores (relative positions)."""
+    tensors = [call.source(t, t.shape, f"{i}") if call.is_managed(t) else t
+               for i, t in enumerate((query, key, value))]
+    if call.is_managed(attn_mask):
+        assert attn_mask is not None
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+        attn_mask = call.source(attn_mask, (*lead, query.shape[-2], key.shape[-2]), "mask")
+    return F.scaled_dot_product_attention(*tensors, attn_mask, *args, **kwargs)
+
+
+@rule(Tensor.__setitem__)
+def setitem(call: Call, input: Tensor, index: Any, value: Any) -> None:
+    """``data[mask] = parameter``: the parameter is broadcast over the data and masked alike."""
+    fits = isinstance(index, Tensor) and index.dtype == torch.bool
+    if call.is_managed(input) or not fits or value.ndim > input.ndim - index.ndim:
+        raise call.refuse(
+            "a parameter can be written into data only where a boolean mask over the leading "
+            "dimensions says so",
+            "Use torch.where",
+            input,
+            value,
+        )
+    input[index] = call.source(value, input.shape)[index]
+
+
+def _with_copies(call: Call, tree: Any, shape: torch.Size | None) -> Any:
+    labels = iter(range(1000))
+
+    def copy(leaf: Any) -> Any:
+        if not call.is_managed(leaf):
+            return leaf
+        return call.source(leaf, leaf.shape if shape is None else shape, f"{next(labels)}")
+
+    return tree_map(copy, tree)
+
+
+def _is_in_place(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

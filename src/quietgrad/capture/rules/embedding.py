@@ -1,0 +1,121 @@
+"""Look-ups in a table: embeddings, indexing a parameter by data, bags of embeddings."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quietgrad.capture.call import gather_rows
+from quietgrad.capture.layout import Rows
+from quietgrad.capture.registry import Call, rule
+from quietgrad.factors import Factor
+
+
+@rule(F.embedding)
+def embedding(
+    call: Call, input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any, **_: Any
+) -> Tensor:
+    """Rows of a table; the row at ``padding_idx`` gets no gradient."""
+    return _look_up(call, weight, input, padding_idx)
+
+
+@rule(torch.embedding)
+def raw_embedding(
+    call: Call, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any, **_: Any
+) -> Tensor:
+    """The native form of :func:`embedding`; a negative ``padding_idx`` means none."""
+    return _look_up(call, weight, indices, padding_idx if padding_idx >= 0 else None)
+
+
+@rule(torch.index_select, Tensor.index_select)
+def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Rows of a parameter along its first dimension."""
+    if dim % input.ndim != 0 or not call.is_managed(input):
+        raise call.refuse("only rows of a parameter can be selected by data", "Use dim=0", input)
+    return _look_up(call, input, index, None)
+
+
+@rule(Tensor.__getitem__)
+def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
+    """``parameter[ids]`` with an integer tensor of data."""
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    integral = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
+    if not call.is_managed(input) or not integral:
+        raise call.refuse(
+            "a parameter can be indexed by data only with one integer tensor",
+            "Use torch.nn.functional.embedding, or index with constants",
+            input,
+        )
+    return _look_up(call, input, index, None)
+
+
+@rule(F.embedding_bag)
+def embedding_bag(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags as padded rows: looked up like any embedding, then reduced over each bag."""
+    valid = torch.ones_like(input, dtype=torch.bool)
+    if input.ndim == 1:
+        if offsets is None:
+            raise call.refuse("1-D input needs offsets", "Pass offsets or a 2-D input", weight)
+        ends = offsets[1:] if include_last_offset else torch.cat(
+            [offsets[1:], offsets.new_tensor([len(input)])]
+        )
+        starts = offsets[:-1] if include_last_offset else offsets
+        places, valid = _padded_places(starts, ends)
+        input = F.pad(input, (0, 1))[places]
+        if per_sample_weights is not None:
+            per_sample_weights = F.pad(per_sample_weights, (0, 1))[places]
+    if padding_idx is not None:
+        valid = valid & input.ne(padding_idx % weight.shape[0])
+    vectors = _look_up(call, weight, input, padding_idx)
+    if per_sample_weights is not None:
+        vectors = vectors * per_sample_weights.unsqueeze(-1)
+    return _reduce_bags(vectors, valid, mode)
+
+
+def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+    if not call.is_managed(table):
+        raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
+    padding = None if padding is None else padding % table.shape[0]
+    output = call.value(table)[ids]
+    make = partial(_rows_factor, padding=padding, table=table.detach())
+    return call.watch(output, [(table, make)], saved=[ids], dims=ids.ndim)
+
+
+def _rows_factor(
+    rows: Rows, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
+) -> Factor:
+    return gather_rows(rows, grad, ids, padding, table)
+
+
+def _padded_places(starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions ``[bags, longest]`` of each bag's entries (one past the end where it is shorter)."""
+    longest = int((ends - starts).max().clamp_min(1))
+    places = starts[:, None] + torch.arange(longest, device=starts.device)
+    valid = places < ends[:, None]
+    return torch.where(valid, places, ends[-1]), valid
+
+
+def _reduce_bags(vectors: Tensor, valid: Tensor, mode: str) -> Tensor:
+    mask = valid.unsqueeze(-1)
+    if mode == "max":
+        largest = vectors.masked_fill(~mask, -torch.inf).amax(1)
+        return largest.masked_fill(~valid.any(1, keepdim=True), 0.0)
+    total = (vectors * mask).sum(1)
+    return total / valid.sum(1, keepdim=True).clamp_min(1) if mode == "mean" else total

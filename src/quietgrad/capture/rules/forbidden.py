@@ -1,0 +1,82 @@
+"""Operations that leak or mix samples whether or not a trainable parameter is involved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from quietgrad.errors import SampleMixingError, UnsupportedOperationError
+
+
+def check(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], path: str) -> None:
+    """Refuse ``function`` if, called like this, it combines samples or records raw data."""
+    checker = _CHECKS.get(function)
+    if checker is not None:
+        checker(_arguments(function, args, kwargs), f"module '{path}'" if path else "the model")
+
+
+def _check_batch_norm(arguments: dict[str, Any], where: str) -> None:
+    if arguments.get("training"):
+        raise SampleMixingError(
+            f"batch_norm in {where} runs in training mode: it normalises each sample with "
+            "statistics of the whole batch, so one sample changes every other sample's gradient, "
+            "and its running statistics would be updated from raw data. Replace it by GroupNorm "
+            "or LayerNorm, or keep its statistics fixed by calling .eval() on it after "
+            "model.train()."
+        )
+
+
+def _check_instance_norm(arguments: dict[str, Any], where: str) -> None:
+    if arguments.get("use_input_stats", True) and arguments.get("running_mean") is not None:
+        raise UnsupportedOperationError(
+            f"instance_norm in {where} updates running statistics from raw data in training mode, "
+            "which would leave the model without noise. Build it with track_running_stats=False."
+        )
+
+
+def _check_embedding(arguments: dict[str, Any], where: str) -> None:
+    reasons = {
+        "max_norm": "max_norm rescales rows of the table in place, without noise, for the ids seen",
+        "scale_grad_by_freq": "scale_grad_by_freq divides by counts over the whole batch",
+        "sparse": "sparse gradients would reveal which rows were looked up",
+    }
+    for name, reason in reasons.items():
+        if arguments.get(name):
+            raise UnsupportedOperationError(
+                f"embedding in {where}: {reason}. Build the layer with {name} left at its default."
+            )
+
+
+def _arguments(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(_PARAMETER_NAMES[function], args, strict=False)) | kwargs
+
+
+_BATCH_NORM = "input weight bias running_mean running_var training momentum eps cudnn_enabled"
+_INSTANCE_NORM = "input weight bias running_mean running_var use_input_stats momentum eps"
+_EMBEDDING = "weight indices padding_idx scale_grad_by_freq sparse"
+
+_PARAMETER_NAMES: dict[Callable[..., Any], list[str]] = {
+    torch.batch_norm: _BATCH_NORM.split(),
+    torch.native_batch_norm: _BATCH_NORM.split(),
+    torch.instance_norm: _INSTANCE_NORM.split(),
+    torch.embedding: _EMBEDDING.split(),
+    **{
+        function: list(inspect.signature(function).parameters)
+        for function in (F.batch_norm, F.instance_norm, F.embedding, F.embedding_bag)
+    },
+}
+
+_CHECKS: dict[Callable[..., Any], Callable[[dict[str, Any], str], None]] = {
+    F.batch_norm: _check_batch_norm,
+    torch.batch_norm: _check_batch_norm,
+    torch.native_batch_norm: _check_batch_norm,
+    F.instance_norm: _check_instance_norm,
+    torch.instance_norm: _check_instance_norm,
+    F.embedding: _check_embedding,
+    torch.embedding: _check_embedding,
+    F.embedding_bag: _check_embedding,
+}

@@ -1,0 +1,155 @@
+"""Normalizations within a sample: their scale and shift are small, their statistics are not stored.
+
+The normalized input is recomputed from the saved input when the gradient arrives; the native
+kernel keeps that input alive anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quietgrad.capture.layout import Rows
+from quietgrad.capture.registry import Call, rule
+from quietgrad.capture.rules.convolution import channel_sum
+from quietgrad.factors import Dense, Factor, wide
+
+Normalize = Callable[[Tensor], Tensor]
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    call: Call,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """Normalization over the last dimensions."""
+    values = call.value(weight), call.value(bias)
+    output = F.layer_norm(input, normalized_shape, *values, eps)
+    normalize = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    return _watch_trailing(call, output, input, (weight, bias), normalized_shape, normalize)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    call: Call,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Division by the root mean square over the last dimensions."""
+    output = F.rms_norm(input, normalized_shape, call.value(weight), eps)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    normalize = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
+    return _watch_trailing(call, output, input, (weight, None), normalized_shape, normalize)
+
+
+@rule(F.group_norm, torch.group_norm)
+def group_norm(
+    call: Call,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """Normalization over groups of channels."""
+    output = F.group_norm(input, num_groups, call.value(weight), call.value(bias), eps)
+    normalize = partial(F.group_norm, num_groups=num_groups, eps=eps)
+    return _watch_channels(call, output, input, (weight, bias), normalize)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    call: Call,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalization over each channel of each sample, or with fixed statistics."""
+    normalize = partial(
+        F.instance_norm,
+        running_mean=running_mean,
+        running_var=running_var,
+        use_input_stats=use_input_stats,
+        eps=eps,
+    )
+    # The native kernel returns a view, which cannot be tapped in place.
+    output = normalize(input, weight=call.value(weight), bias=call.value(bias)).clone()
+    return _watch_channels(call, output, input, (weight, bias), normalize)
+
+
+@rule(F.batch_norm)
+def fixed_batch_norm(
+    call: Call,
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch normalization with fixed statistics: a scale and a shift (training mode is refused)."""
+    normalize = partial(
+        F.batch_norm, running_mean=running_mean, running_var=running_var, training=False, eps=eps
+    )
+    output = normalize(input, weight=call.value(weight), bias=call.value(bias))
+    return _watch_channels(call, output, input, (weight, bias), normalize)
+
+
+def _watch_trailing(
+    call: Call,
+    output: Tensor,
+    input: Tensor,
+    affine: tuple[Tensor | None, Tensor | None],
+    shape: Sequence[int],
+    normalize: Normalize,
+) -> Tensor:
+    scale = partial(_trailing_scale, dims=len(shape), normalize=normalize)
+    shift = partial(_trailing_shift, dims=len(shape))
+    saved = [input] if call.is_managed(affine[0]) else []
+    uses = [(affine[0], scale), (affine[1], shift)]
+    return call.watch(output, uses, saved=saved, dims=output.ndim - len(shape))
+
+
+def _watch_channels(
+    call: Call,
+    output: Tensor,
+    input: Tensor,
+    affine: tuple[Tensor | None, Tensor | None],
+    normalize: Normalize,
+) -> Tensor:
+    scale = partial(_channel_scale, normalize=normalize)
+    saved = [input] if call.is_managed(affine[0]) else []
+    return call.watch(output, [(affine[0], scale), (affine[1], channel_sum)], saved=saved, dims=1)
+
+
+def _trailing_scale(
+    rows: Rows, grad: Tensor, input: Tensor, *, dims: int, normalize: Normalize
+) -> Factor:
+    return Dense(rows.split(wide(grad) * normalize(wide(input)), dims).sum(1))
+
+
+def _trailing_shift(rows: Rows, grad: Tensor, *_: Tensor, dims: int) -> Factor:
+    return Dense(rows.split(wide(grad), dims).sum(1))
+
+
+def _channel_scale(rows: Rows, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:
+    return channel_sum(rows, wide(grad) * normalize(wide(input)))

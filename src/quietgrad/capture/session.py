@@ -1,0 +1,224 @@
+"""Attaching to a model: hooks that switch the capture on while the model's forward runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from quietgrad.capture.layout import LayoutBook
+from quietgrad.capture.mode import CaptureMode, Frame
+from quietgrad.capture.parameters import ParameterTable
+from quietgrad.capture.tape import Sink, Tape
+from quietgrad.errors import LossError, SampleMixingError, StrayGradientError, TrainableSetError
+
+
+class Capture:
+    """Per-sample gradients of a model, recorded by whatever backward pass it is asked for.
+
+    The capture mode is entered in each module's own forward, not around the whole model, so that
+    what activation checkpointing recomputes is captured too. ``when`` tells whether a forward is to
+    be captured at all (the engine leaves evaluation alone).
+    """
+
+    def __init__(self, model: nn.Module, when: Callable[[], bool] = lambda: True) -> None:
+        self.parameters = ParameterTable(model)
+        self._refuse_unusable(model)
+        self._names = tuple(self.parameters.trainable())
+        self._when = when
+        self._book = LayoutBook()
+        self._tape = Tape(self._book)
+        self._mode = CaptureMode(self.parameters, lambda: self._tape)
+        self._entered = 0
+        self._handles: list[RemovableHandle] = []
+        for path, module in model.named_modules():
+            enter, leave = _Enter(self, path), _Leave(self)
+            self._handles += [
+                module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+                module.register_forward_hook(leave, always_call=True),
+            ]
+
+    def detach(self) -> None:
+        """Remove every hook: the model is as it was."""
+        self.reset()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def reset(self, batch_hint: int | None = None) -> None:
+        """Forget the running recording, also after an interrupt in the middle of a forward."""
+        while self._entered:
+            self._entered -= 1
+            self._mode.__exit__(None, None, None)
+        self._mode.frames.clear()
+        self._tape.close()
+        self._tape = Tape(self._book)
+        self._tape.batch_hint = batch_hint
+
+    def backward(self, losses: Tensor, sink: Sink, *, verify: bool) -> None:
+        """One backward pass of ``losses[B]``; every parameter's factor goes to ``sink``.
+
+        With ``verify``, or where an operation has not been seen before, probes first establish
+        which rows belong to which sample, and that samples are independent.
+        """
+        _check_losses(losses)
+        tape = self._tape
+        try:
+            self.check_trainable_set()
+            self._refuse_foreign_gradients()
+            if len(losses) > 1 and (verify or tape.unsettled):
+                self._probe(tape, losses)
+            tape.collect(losses, sink)
+            self._refuse_escaped_gradients()
+        finally:
+            self.reset()
+
+    def check_trainable_set(self) -> None:
+        """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
+        now = self.parameters.trainable()
+        changed = sorted(set(now) ^ set(self._names))
+        if changed:
+            verb = "unfrozen" if changed[0] in now else "frozen"
+            raise TrainableSetError(
+                f"parameter '{changed[0]}' was {verb} after attaching ({len(changed)} changed in "
+                "all). Noise and sensitivity were set up for the parameters that were trainable "
+                "then: detach, change requires_grad, and attach again."
+            )
+
+    # -- called by the hooks -------------------------------------------------------------------
+
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A module's forward begins."""
+        frames = self._mode.frames
+        outermost = not frames
+        frames.append(Frame(path))
+        if outermost and torch.is_grad_enabled() and self._when():
+            if self._tape.batch_hint is None:
+                self._tape.batch_hint = _leading_size((*args, *kwargs.values()))
+            self._mode.__enter__()
+            self._entered += 1
+        elif self._entered and not torch.is_grad_enabled():
+            # Perhaps a checkpointed segment that will run again inside the backward pass.
+            self._tape.recomputes = True
+        if self._entered and isinstance(module, nn.SyncBatchNorm) and module.training:
+            raise SampleMixingError(
+                f"SyncBatchNorm '{path}' in training mode normalises with statistics of the whole "
+                "batch. Replace it by GroupNorm or LayerNorm."
+            )
+
+    def leave(self) -> None:
+        """A module's forward ended, normally or not."""
+        frames = self._mode.frames
+        if frames:
+            frames.pop()
+        if not frames and self._entered:
+            self._entered -= 1
+            self._mode.__exit__(None, None, None)
+
+    # -- internals -----------------------------------------------------------------------------
+
+    def _probe(self, tape: Tape, losses: Tensor) -> None:
+        """Split the batch in two, back-propagate each half; more splits while layouts are open.
+
+        After ``log2(B)`` splits every sample has been told apart from every other, so that any
+        placement left is exact for this batch.
+        """
+        batch = len(losses)
+        codes = torch.randperm(batch, generator=_private_generator()).to(losses.device)
+        for bit in range(math.ceil(math.log2(batch))):
+            half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
+            ambiguous = [tape.probe(losses, seeded) for seeded in (half, ~half)]
+            if not any(ambiguous):
+                return
+
+    def _refuse_foreign_gradients(self) -> None:
+        for name, parameter in self.parameters.trainable().items():
+            if parameter.grad is not None:
+                raise StrayGradientError(
+                    f"parameter '{name}' already holds a .grad that did not come from quietgrad. "
+                    "Call optimizer.zero_grad() first; gradients may only come from backward() of "
+                    "the engine."
+                )
+
+    def _refuse_escaped_gradients(self) -> None:
+        escaped = [n for n, p in self.parameters.trainable().items() if p.grad is not None]
+        for parameter in self.parameters.trainable().values():
+            parameter.grad = None
+        if escaped:
+            raise StrayGradientError(
+                f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
+                "model's forward (in the loss, or through model.forward(...) instead of "
+                "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
+                "parameters only inside a forward called as model(...), after model.train()."
+            )
+
+    @staticmethod
+    def _refuse_unusable(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise TrainableSetError(
+                    f"parameter '{name}' is not initialized yet (a lazy module): run one forward "
+                    "pass before attaching."
+                )
+            if parameter.requires_grad and not parameter.is_floating_point():
+                raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
+
+
+class _Hook:
+    """Belongs to one attached model; a copy of the model gets hooks that do nothing."""
+
+    def __init__(self, capture: Capture | None = None) -> None:
+        self._capture = capture
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return type(self), ()
+
+
+class _Enter(_Hook):
+    def __init__(self, capture: Capture | None = None, path: str = "") -> None:
+        super().__init__(capture)
+        self._path = path
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._capture is not None:
+            self._capture.enter(self._path, module, args, kwargs)
+
+
+class _Leave(_Hook):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._capture is not None:
+            self._capture.leave()
+
+
+def _check_losses(losses: Any) -> None:
+    advice = (
+        "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
+        "(tokens, outputs), reduce them to one per sample, e.g. losses.flatten(1).mean(1)."
+    )
+    if not isinstance(losses, Tensor):
+        raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
+    if losses.ndim != 1:
+        kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
+        raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")
+    if not losses.requires_grad:
+        raise LossError(
+            "the losses do not depend on any trainable parameter: they were computed under "
+            "torch.no_grad() or detached."
+        )
+
+
+def _leading_size(values: tuple[Any, ...]) -> int | None:
+    return next((v.shape[0] for v in values if isinstance(v, Tensor) and v.ndim), None)
+
+
+def _private_generator() -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed()
+    return generator

@@ -1,0 +1,308 @@
+"""What one backward pass records: for every use of a parameter, the factor of its gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quietgrad.capture.layout import LayoutBook, Rows, SiteKey
+from quietgrad.capture.tap import Entry
+from quietgrad.errors import (
+    SampleMixingError,
+    StrayGradientError,
+    UnsupportedOperationError,
+)
+from quietgrad.factors import Factor, Pullback, Pulled, combine
+
+MakeFactor = Callable[..., Factor]
+
+
+class Sink(Protocol):
+    """Takes each parameter's factor as soon as its last use has been back-propagated."""
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """``factor`` holds the whole gradients of parameter ``name``."""
+
+
+class Target(Protocol):
+    """A tensor with respect to which a rule gives factors: a parameter or something derived."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind this tensor."""
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        """The factor of parameter ``name``, given this tensor's."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTarget:
+    """The parameter itself."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one parameter."""
+        return (self.name,)
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        return factor
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Rows ``ids`` of a table, looked up without any data: positions, token types."""
+
+    table: Tensor
+    ids: Tensor
+    padding: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A tensor computed from parameters (and constants) alone."""
+
+    tensor: Tensor
+    sources: dict[str, Tensor]
+    isometric: bool
+    lookup: Lookup | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All parameters this tensor was computed from."""
+        return tuple(self.sources)
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        return Pulled(factor, Pullback(self.tensor, self.sources[name], self.isometric))
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One target at one site, and how the target's factor is made there."""
+
+    target: Target
+    make: MakeFactor
+
+
+class Site:
+    """One captured operation of one forward pass."""
+
+    def __init__(self, tape: Tape, key: SiteKey, dims: range, uses: Sequence[Use]) -> None:
+        self.key, self.dims, self.uses = key, dims, uses
+        self._tape = tape
+        tape.expect(self)
+
+    @property
+    def parameters(self) -> str:
+        """The names of all parameters used here, for messages."""
+        return ", ".join(sorted({f"'{n}'" for use in self.uses for n in use.target.names}))
+
+    def receive(self, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:
+        """Called by autograd with the gradient that arrived here."""
+        self._tape.receive(self, grad, saved)
+
+
+class Phase(Enum):
+    """What a gradient that arrives at a site means."""
+
+    FORWARD = "forward"
+    PROBING = "probing"
+    COLLECTING = "collecting"
+    CLOSED = "closed"
+
+
+class Tape:
+    """Collects the uses of all managed parameters from the forward to the end of one backward."""
+
+    def __init__(self, book: LayoutBook) -> None:
+        self.book = book
+        self.token = torch.zeros((), requires_grad=True)
+        self.batch_hint: int | None = None
+        self.recomputes = False
+        self.phase = Phase.FORWARD
+        self.unsettled = False
+        self._batch = 0
+        self._seeded = torch.empty(0)
+        self._sink: Sink | None = None
+        self._expected: Counter[str] = Counter()
+        self._factors: dict[str, dict[Target, list[Factor]]] = {}
+        self._done: set[str] = set()
+        self._entries: dict[str, Tensor] = {}
+        self._derived: dict[int, Derived] = {}
+        self._constants: dict[int, weakref.ref[Tensor]] = {}
+        self._clean: SiteKey | None = None
+        self._mixed: Site | None = None
+        self._ambiguous = False
+
+    # -- forward: what is known about tensors -------------------------------------------------
+
+    def entry(self, name: str, parameter: Tensor) -> Tensor:
+        """The start of all parameter-only computation on ``parameter``."""
+        if name not in self._entries:
+            with torch.enable_grad():
+                self._entries[name] = Entry.apply(parameter.detach(), self.token, self, name)
+        return self._entries[name]
+
+    def add_derived(self, derived: Derived) -> Tensor:
+        """Remember a tensor computed from parameters alone."""
+        self._derived[id(derived.tensor)] = derived
+        return derived.tensor
+
+    def derived(self, tensor: Tensor) -> Derived | None:
+        """The derivation behind ``tensor``, if it has one."""
+        return self._derived.get(id(tensor))
+
+    def add_constant(self, tensor: Tensor) -> None:
+        """Remember a tensor that depends neither on data nor on trainable parameters."""
+        self._constants[id(tensor)] = weakref.ref(tensor)
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` was made from constants alone."""
+        reference = self._constants.get(id(tensor))
+        return reference is not None and reference() is tensor and not tensor.requires_grad
+
+    def expect(self, site: Site) -> None:
+        """Count a use, so that its parameter is known to be complete when all have come back."""
+        if self.phase is not Phase.FORWARD:
+            return  # recomputed by activation checkpointing: counted when it first ran, or never
+        if not self.book.knows(site.key):
+            self.unsettled = True
+        for use in site.uses:
+            self._expected.update(use.target.names)
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def probe(self, losses: Tensor, seeded: Tensor) -> bool:
+        """Back-propagate only the ``seeded`` samples' losses; True if placements stay ambiguous."""
+        self.phase, self._seeded, self._ambiguous = Phase.PROBING, seeded, False
+        self._clean = self._mixed = None
+        torch.autograd.backward(losses, seeded.to(losses.dtype), retain_graph=True)
+        if self._mixed is not None:
+            raise SampleMixingError(_mixing_message(self._mixed, self._clean))
+        return self._ambiguous
+
+    def collect(self, losses: Tensor, sink: Sink) -> None:
+        """The one real backward pass: factors go to ``sink`` as parameters become complete."""
+        self.phase, self._sink, self._batch = Phase.COLLECTING, sink, len(losses)
+        torch.autograd.backward(losses, torch.ones_like(losses))
+        for name in list(self._factors):
+            self._complete(name)
+
+    def close(self) -> None:
+        """Forget everything; gradients that arrive later are refused."""
+        self.phase = Phase.CLOSED
+        self._factors.clear()
+        self._entries.clear()
+        self._derived.clear()
+        self._constants.clear()
+        self._sink = None
+
+    def receive(self, site: Site, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:
+        """A gradient arrived at ``site``."""
+        if self.phase is Phase.PROBING:
+            if grad is not None:
+                self._observe(site, grad)
+        elif self.phase is Phase.COLLECTING:
+            if grad is not None:
+                self._record(site, grad, saved)
+            self._count_down(site)
+        else:
+            raise StrayGradientError(
+                f"a gradient reached parameter {site.parameters} ({site.key}) outside of the "
+                "engine: backward() was called directly, or on a graph from before the last "
+                "engine.backward(). Pass the vector of per-sample losses to engine.backward() "
+                "instead; nothing was accumulated."
+            )
+
+    def refuse_escape(self, name: str) -> None:
+        """A tensor computed from parameters alone reached the loss without meeting any data."""
+        raise UnsupportedOperationError(
+            f"parameter '{name}' reaches the losses through a computation on parameters alone (a "
+            "penalty on weights, or a derived tensor returned by the model and used outside its "
+            "forward). Its gradient has no per-sample part that could be clipped. Use it inside "
+            "the model's forward together with data, or use the optimizer's weight_decay."
+        )
+
+    # -- internals -----------------------------------------------------------------------------
+
+    def _observe(self, site: Site, grad: Tensor) -> None:
+        if self._mixed is not None:
+            return
+        verdict = self.book.observe(site.key, grad, site.dims, self._seeded)
+        if verdict is False:
+            self._mixed = site
+        elif verdict:
+            self._clean = site.key
+            batch = len(self._seeded)
+            left = self.book.possible(site.key, grad.shape, site.dims, batch)
+            self._ambiguous |= len(left) > 1
+
+    def _rows(self, site: Site, shape: torch.Size) -> Rows:
+        if self._batch == 1:
+            return Rows(None, 1)
+        left = self.book.possible(site.key, shape, site.dims, self._batch)
+        if not left:
+            raise SampleMixingError(
+                f"{site.key} uses parameter {site.parameters} on a tensor of shape "
+                f"{tuple(shape)}, none of whose dimensions can be mapped to the {self._batch} "
+                "samples of this batch. Keep one dimension that runs over the samples (or over a "
+                "fixed number of rows for each)."
+            )
+        return Rows(left[0], self._batch)
+
+    def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+        if not self.book.knows(site.key) and self._batch > 1 and not grad.any():
+            return  # silent under every probe too: contributes exactly zero
+        rows = self._rows(site, grad.shape)
+        for use in site.uses:
+            self._refuse_late(use.target.names, site)
+            self._append(use.target, use.make(rows, grad, *saved))
+
+    def _append(self, target: Target, factor: Factor) -> None:
+        for name in target.names:
+            self._factors.setdefault(name, {}).setdefault(target, []).append(factor)
+
+    def _count_down(self, site: Site) -> None:
+        names = [name for use in site.uses for name in use.target.names]
+        self._expected.subtract(names)
+        if self.recomputes:
+            return  # further uses may appear while segments are recomputed
+        for name in dict.fromkeys(names):
+            if self._expected[name] == 0:
+                self._complete(name)
+
+    def _complete(self, name: str) -> None:
+        self._done.add(name)
+        uses = self._factors.pop(name, None)
+        if uses and self._sink is not None:
+            pulled = [target.pull(name, combine(factors)) for target, factors in uses.items()]
+            self._sink.parameter_done(name, combine(pulled))
+
+    def _refuse_late(self, names: Iterable[str], site: Site) -> None:
+        late = [name for name in names if name in self._done]
+        if late:
+            raise UnsupportedOperationError(
+                f"parameter '{late[0]}' was used again ({site.key}) after its gradients had been "
+                "clipped: a forward that runs inside the backward pass reuses it. Use "
+                "torch.utils.checkpoint with use_reentrant=False."
+            )
+
+
+def _mixing_message(site: Site, clean: SiteKey | None) -> str:
+    after = f" and {clean}" if clean is not None else " and the losses"
+    return (
+        f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
+        f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
+        "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
+        "dimension, or a parameter used without a dimension that runs over the samples. Use "
+        "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
+        "one independent entry per sample."
+    )

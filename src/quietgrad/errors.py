@@ -1,0 +1,37 @@
+"""The errors quietgrad raises when it refuses to go on.
+
+Every message names what was found, where, what was expected and what to do. Nothing is released
+by a call that raises one of these.
+"""
+
+
+class QuietgradError(RuntimeError):
+    """Base of all errors that mean: continuing could void the privacy claim."""
+
+
+class UnsupportedOperationError(QuietgradError):
+    """A trainable parameter is used in a way for which no exact rule exists."""
+
+
+class SampleMixingError(QuietgradError):
+    """Rows of one sample depend on another sample, or cannot be mapped to samples at all."""
+
+
+class LossError(QuietgradError, ValueError):
+    """What was passed to ``backward`` is not one differentiable loss per sample."""
+
+
+class StrayGradientError(QuietgradError):
+    """A gradient flowed, or was about to be applied, outside the engine."""
+
+
+class EngineStateError(QuietgradError):
+    """The engine's verbs were called out of order."""
+
+
+class TrainableSetError(QuietgradError):
+    """The set of trainable parameters differs from the one the engine was attached to."""
+
+
+class BudgetExhaustedError(QuietgradError):
+    """Another step would spend more epsilon than was promised."""

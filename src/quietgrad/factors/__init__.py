@@ -1,0 +1,25 @@
+"""Per-sample gradients kept factored: norms and weighted sums without materializing them."""
+
+from quietgrad.factors.base import Cost, Factor, wide
+from quietgrad.factors.combined import Combined, combine, dot
+from quietgrad.factors.convolution import Conv, Geometry
+from quietgrad.factors.dense import Dense
+from quietgrad.factors.gather import Gather
+from quietgrad.factors.outer import Outer
+from quietgrad.factors.pulled import Pullback, Pulled
+
+__all__ = [
+    "Combined",
+    "Conv",
+    "Cost",
+    "Dense",
+    "Factor",
+    "Gather",
+    "Geometry",
+    "Outer",
+    "Pullback",
+    "Pulled",
+    "combine",
+    "dot",
+    "wide",
+]

@@ -1,0 +1,64 @@
+"""The contract every factored per-sample gradient keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated work of one way to evaluate a factor: multiply-adds and extra floats held."""
+
+    flops: float
+    floats: float
+
+
+class Factor(ABC):
+    """Gradients of one parameter for ``batch`` samples, kept in a form cheaper than ``[B, *shape]``.
+
+    Shapes in this package: B samples, T positions per sample, P rows and D columns of a matrix.
+    Every method is exact up to rounding; which one is called is a matter of speed only.
+    """
+
+    batch: int
+    shape: torch.Size
+
+    @abstractmethod
+    def sq_norm(self) -> Tensor:
+        """Squared Euclidean norm of each sample's gradient, ``[B]``, without materializing it."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """``sum_i weights[i] * gradient_i``, of the parameter's shape."""
+
+    @abstractmethod
+    def materialize(self) -> Tensor:
+        """The per-sample gradients themselves, ``[B, *shape]``."""
+
+    @abstractmethod
+    def select(self, samples: slice | Tensor) -> Factor:
+        """The factor of some samples only, given as a slice or as an index tensor."""
+
+    @abstractmethod
+    def sq_norm_cost(self) -> Cost:
+        """Estimated cost of :meth:`sq_norm`."""
+
+    @abstractmethod
+    def materialize_cost(self) -> Cost:
+        """Estimated cost of :meth:`materialize`."""
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Half-precision tensors as float32: norms and sums are never computed in half precision."""
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor
+
+
+def scale_samples(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Multiply sample ``i`` of ``tensor[B, ...]`` by ``weights[i]``."""
+    return tensor * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))

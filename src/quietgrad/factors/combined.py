@@ -1,0 +1,112 @@
+"""Several uses of one parameter: their gradients add up before the norm is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from quietgrad.factors.base import Cost, Factor
+from quietgrad.factors.dense import Dense
+from quietgrad.factors.gather import Gather
+from quietgrad.factors.outer import Outer
+from quietgrad.factors.pulled import Pulled, disjoint
+
+
+class Combined(Factor):
+    """A sum of factors of different kinds; norms take every cross term ``2 <g1, g2>`` exactly."""
+
+    def __init__(self, parts: Sequence[Factor]) -> None:
+        self.parts = tuple(parts)
+        self.batch, self.shape = parts[0].batch, parts[0].shape
+
+    def sq_norm(self) -> Tensor:
+        squares = [part.sq_norm() for part in self.parts]
+        crosses = [2 * dot(a, b) for a, b in combinations(self.parts, 2)]
+        total = torch.stack(squares + crosses).sum(0)
+        return self._mend_cancellation(total, torch.stack(squares).sqrt().sum(0).square())
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.parts[0].weighted_sum(weights)
+        for part in self.parts[1:]:
+            total = total + part.weighted_sum(weights)
+        return total
+
+    def materialize(self) -> Tensor:
+        total = self.parts[0].materialize()
+        for part in self.parts[1:]:
+            total = total + part.materialize()
+        return total
+
+    def select(self, samples: slice | Tensor) -> Combined:
+        return Combined([part.select(samples) for part in self.parts])
+
+    def sq_norm_cost(self) -> Cost:
+        return _total([part.sq_norm_cost() for part in self.parts])
+
+    def materialize_cost(self) -> Cost:
+        return _total([part.materialize_cost() for part in self.parts])
+
+    def _mend_cancellation(self, squares: Tensor, uncancelled: Tensor) -> Tensor:
+        """Uses that cancel each other out leave no digits in a sum of squares: materialize them."""
+        doubtful = squares < 1e3 * torch.finfo(squares.dtype).eps * uncancelled
+        for sample in doubtful.nonzero():
+            squares[sample] = self.select(sample).materialize().square().sum()
+        return squares
+
+
+def combine(factors: Sequence[Factor]) -> Factor:
+    """One factor for all uses: uses of one kind merge, the rest stay side by side."""
+    merged: list[Factor] = []
+    for factor in factors:
+        for index, present in enumerate(merged):
+            union = _merge(present, factor)
+            if union is not None:
+                merged[index] = union
+                break
+        else:
+            merged.append(factor)
+    return merged[0] if len(merged) == 1 else Combined(merged)
+
+
+def dot(left: Factor, right: Factor) -> Tensor:
+    """Per-sample inner products ``<left_i, right_i>``, ``[B]``."""
+    if isinstance(left, Gather) and isinstance(right, Outer):
+        left, right = right, left
+    if isinstance(left, Outer) and isinstance(right, Gather) and left.groups == 1:
+        return _outer_dot_gather(left, right)
+    if isinstance(left, Pulled) and isinstance(right, Pulled) and disjoint(left, right):
+        return torch.zeros(left.batch, device=left.device, dtype=left.dtype)
+    return _materialized_dot(left, right)
+
+
+def _outer_dot_gather(outer: Outer, gather: Gather) -> Tensor:
+    """``sum_{t,s} rows[t, ids[s]] * <cols[t], values[s]>``: the tied head and embedding."""
+    ids = gather.ids[:, None, :].expand(-1, outer.positions, -1)
+    rows = outer.rows.gather(2, ids)
+    return torch.einsum("bts,bts->b", rows, outer.cols @ gather.values.mT)
+
+
+def _materialized_dot(left: Factor, right: Factor) -> Tensor:
+    products = []
+    for sample in range(left.batch):
+        one = slice(sample, sample + 1)
+        pair = left.select(one).materialize(), right.select(one).materialize()
+        products.append((pair[0] * pair[1]).sum())
+    return torch.stack(products)
+
+
+def _merge(left: Factor, right: Factor) -> Factor | None:
+    if isinstance(left, Outer) and isinstance(right, Outer) and left.groups == right.groups:
+        return left.concatenated(right)
+    if isinstance(left, Gather) and isinstance(right, Gather):
+        return left.concatenated(right)
+    if isinstance(left, Dense) and isinstance(right, Dense):
+        return Dense(left.grads + right.grads)
+    return None
+
+
+def _total(costs: Sequence[Cost]) -> Cost:
+    return Cost(sum(c.flops for c in costs), sum(c.floats for c in costs))

@@ -1,0 +1,61 @@
+"""Gradients of tables whose rows are looked up: a sparse set of rows per sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quietgrad.factors.base import Cost, Factor, scale_samples, wide
+
+
+class Gather(Factor):
+    """``gradient_i[ids[i, t]] += values[i, t]`` with ``ids[B, T]``, ``values[B, T, width]``.
+
+    ``shape`` is that of the table; everything behind its first dimension is flattened in
+    ``values``. Norms cost one pass over the values: equal ids of a sample are added up first, so
+    nothing grows with T squared and nothing cancels.
+    """
+
+    def __init__(self, ids: Tensor, values: Tensor, shape: torch.Size) -> None:
+        self.ids, self.values = ids, wide(values)
+        self.batch, self.shape = ids.shape[0], shape
+
+    def sq_norm(self) -> Tensor:
+        keys, rows = self._summed_rows()
+        squares = torch.einsum("ud,ud->u", rows, rows)
+        return squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        values = scale_samples(self.values, weights).flatten(0, 1)
+        table = values.new_zeros(self.shape[0], values.shape[1])
+        return table.index_add_(0, self.ids.flatten(), values).view(self.shape)
+
+    def materialize(self) -> Tensor:
+        values = self.values.flatten(0, 1)
+        table = values.new_zeros(self.batch * self.shape[0], values.shape[1])
+        return table.index_add_(0, self._keys(), values).view(self.batch, *self.shape)
+
+    def select(self, samples: slice | Tensor) -> Gather:
+        return Gather(self.ids[samples], self.values[samples], self.shape)
+
+    def sq_norm_cost(self) -> Cost:
+        return Cost(4.0 * self.values.numel(), float(self.values.numel()))
+
+    def materialize_cost(self) -> Cost:
+        size = float(self.batch * self.shape.numel())
+        return Cost(size + 2.0 * self.values.numel(), size)
+
+    def concatenated(self, other: Gather) -> Gather:
+        """Two look-ups in one table are one look-up at more positions."""
+        ids = torch.cat([self.ids, other.ids], 1)
+        return Gather(ids, torch.cat([self.values, other.values], 1), self.shape)
+
+    def _keys(self) -> Tensor:
+        offsets = torch.arange(self.batch, device=self.ids.device) * self.shape[0]
+        return (self.ids + offsets[:, None]).flatten()
+
+    def _summed_rows(self) -> tuple[Tensor, Tensor]:
+        keys, inverse = self._keys().unique(return_inverse=True)
+        values = self.values.flatten(0, 1)
+        rows = values.new_zeros(len(keys), values.shape[1])
+        return keys, rows.index_add_(0, inverse, values)

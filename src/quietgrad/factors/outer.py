@@ -1,0 +1,104 @@
+"""Gradients of matrices used in a product: a sum of outer products over positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quietgrad.factors.base import Cost, Factor, scale_samples, wide
+
+# A Gram-matrix norm loses accuracy where the positions of a sample cancel each other out. The
+# relative error grows as eps * (sum_t |row_t||col_t|)^2 / norm^2; beyond these errors the sample
+# is evaluated again from its materialized gradient.
+_TOLERATED_ERROR = {torch.float32: 1e-4, torch.float64: 1e-10}
+
+
+class Outer(Factor):
+    """``gradient_i = sum_t rows[i, t] (x) cols[i, t]`` with ``rows[B, T, P]``, ``cols[B, T, D]``.
+
+    ``groups > 1`` holds block gradients: rows and columns are split in equal groups that only meet
+    their own kind, as in a grouped convolution; the gradient is then ``[P, D / groups]``. ``shape`` is the
+    parameter's, if it has more dimensions than the matrix.
+    """
+
+    def __init__(
+        self, rows: Tensor, cols: Tensor, groups: int = 1, shape: torch.Size | None = None
+    ) -> None:
+        self.rows, self.cols, self.groups = wide(rows), wide(cols), groups
+        self.batch, self.positions, height = rows.shape
+        self.shape = shape or torch.Size((height, cols.shape[2] // groups))
+
+    def sq_norm(self) -> Tensor:
+        if self.groups > 1:
+            return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
+        if self.positions == 1:
+            return self.rows.square().sum((1, 2)) * self.cols.square().sum((1, 2))
+        row_gram, col_gram = _gram(self.rows), _gram(self.cols)
+        squares = torch.einsum("bts,bts->b", row_gram, col_gram)
+        return self._mend_cancellation(squares, row_gram, col_gram)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.groups > 1:
+            blocks = self._ungrouped(weights)
+            total = torch.einsum("bgtp,bgtd->gpd", *blocks.grouped_view(self.batch, self.groups))
+            return total.reshape(self.shape)
+        rows, cols = self._weigh_smaller(weights)
+        return (rows.flatten(0, 1).mT @ cols.flatten(0, 1)).view(self.shape)
+
+    def materialize(self) -> Tensor:
+        if self.groups > 1:
+            return self._ungrouped().materialize().view(self.batch, *self.shape)
+        return (self.rows.mT @ self.cols).view(self.batch, *self.shape)
+
+    def select(self, samples: slice | Tensor) -> Outer:
+        return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)
+
+    def sq_norm_cost(self) -> Cost:
+        if self.positions == 1:
+            return Cost(2.0 * (self.rows.numel() + self.cols.numel()), 0.0)
+        gram = float(self.batch * self.groups * self.positions**2)
+        width = (self.rows.shape[2] + self.cols.shape[2]) / self.groups
+        return Cost(2.0 * gram * width, 2.0 * gram)
+
+    def materialize_cost(self) -> Cost:
+        size = float(self.batch * self.shape.numel())
+        return Cost(2.0 * self.positions * size, size)
+
+    def concatenated(self, other: Outer) -> Outer:
+        """Two uses of one parameter are one use at more positions."""
+        rows = torch.cat([self.rows, other.rows], 1)
+        return Outer(rows, torch.cat([self.cols, other.cols], 1), self.groups, self.shape)
+
+    def grouped_view(self, batch: int, groups: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns as ``[B, groups, T, width]`` of an ungrouped block factor."""
+        shape = (batch, groups, self.positions, -1)
+        return self.rows.view(shape), self.cols.view(shape)
+
+    def _ungrouped(self, weights: Tensor | None = None) -> Outer:
+        """The blocks as ``B * groups`` independent samples."""
+        rows = self.rows if weights is None else scale_samples(self.rows, weights)
+        return Outer(_blocks(rows, self.groups), _blocks(self.cols, self.groups))
+
+    def _weigh_smaller(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        if self.rows.shape[2] <= self.cols.shape[2]:
+            return scale_samples(self.rows, weights), self.cols
+        return self.rows, scale_samples(self.cols, weights)
+
+    def _mend_cancellation(self, squares: Tensor, row_gram: Tensor, col_gram: Tensor) -> Tensor:
+        lengths = row_gram.diagonal(dim1=1, dim2=2) * col_gram.diagonal(dim1=1, dim2=2)
+        uncancelled = lengths.clamp_min(0).sqrt().sum(1).square()
+        limit = torch.finfo(squares.dtype).eps / _TOLERATED_ERROR[squares.dtype]
+        doubtful = squares < limit * uncancelled
+        for sample in doubtful.nonzero():
+            squares[sample] = self.select(sample).materialize().square().sum()
+        return squares
+
+
+def _gram(tensor: Tensor) -> Tensor:
+    return tensor @ tensor.mT
+
+
+def _blocks(tensor: Tensor, groups: int) -> Tensor:
+    batch, positions, width = tensor.shape
+    split = tensor.view(batch, positions, groups, width // groups).transpose(1, 2)
+    return split.reshape(batch * groups, positions, width // groups)

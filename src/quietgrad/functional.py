@@ -1,0 +1,139 @@
+"""The functional layer: clipped sums and per-sample gradients of one batch, without noise.
+
+For research and tests. Nothing here is private by itself: noise, sampling and the ledger are the
+engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad import clipping as clippings
+from quietgrad import grouping as groupings
+from quietgrad.capture import Capture, Sink
+from quietgrad.clipping import Clipping
+from quietgrad.factors import Factor
+from quietgrad.grouping import Group, Grouping
+from quietgrad.reduction import ClippedReducer
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """The sum of clipped per-sample gradients of one batch, before any noise. Not private."""
+
+    grads: dict[str, Tensor]
+    """Parameter name -> sum over samples of weight times gradient."""
+    norms: Tensor
+    """Per-sample gradient norms by group, ``[B, M]``."""
+    weights: Tensor
+    """Per-sample weights by group, ``[B, M]``; zero for samples whose gradient is not finite."""
+    groups: tuple[Group, ...]
+    """The groups, in the order of the columns of ``norms`` and ``weights``."""
+    sensitivity: float
+    """How far one sample can move ``grads`` (Euclidean): what noise must be scaled with."""
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of samples dropped, in at least one group, for a non-finite gradient."""
+        return int((~self.norms.isfinite()).any(1).sum())
+
+
+def clipped_sum(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    *,
+    clipping: str | Clipping = "auto-s",
+    grouping: str | Grouping = "all-layer",
+    radius: float | None = None,
+    strategy: Strategy = "auto",
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    verify: bool = True,
+) -> ClippedSum:
+    """Clip the gradient of every sample and add them up, in one backward pass.
+
+    Args:
+        model: Any module; it is left as it was.
+        closure: Runs the model and returns one loss per sample, a 1-D tensor.
+        clipping: A clipping function, by name or as an object with options.
+        grouping: A grouping of the trainable parameters, by name or as an object.
+        radius: Total clipping radius R, if ``grouping`` is a name (default 1).
+        strategy: How norms are evaluated; changes speed and memory only.
+        memory_budget: Bytes of materialized gradients that may be held.
+        verify: Probe that samples are independent (two more backward passes). Operations not seen
+            before in this call are probed in any case.
+
+    Returns:
+        The sums by parameter, with per-sample norms and weights and the sensitivity.
+    """
+    function = clippings.resolve(clipping)
+    groups = groupings.resolve(grouping, model, radius)
+    evaluator = Evaluator(strategy, memory_budget)
+
+    def reducer(batch: int) -> ClippedReducer:
+        return ClippedReducer(groups, function, evaluator, batch)
+
+    reduced = _run(model, closure, reducer, verify=verify)
+    reduced.finish()
+    zeros = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    return ClippedSum(
+        grads=zeros | reduced.grads,
+        norms=reduced.norms,
+        weights=reduced.weights,
+        groups=groups,
+        sensitivity=groupings.sensitivity(groups, function),
+    )
+
+
+def per_sample_grads(
+    model: nn.Module, closure: Callable[[], Tensor], *, verify: bool = True
+) -> dict[str, Tensor]:
+    """Every sample's gradient, materialized: parameter name -> ``[B, *shape]``. Not private."""
+    materialized = _run(model, closure, _Materializer, verify=verify)
+    return {
+        name: materialized.of(name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+SinkT = TypeVar("SinkT", bound=Sink)
+
+
+class _Materializer:
+    """A sink that keeps every parameter's gradients as they are."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._grads: dict[str, Tensor] = {}
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        self._grads[name] = factor.materialize()
+
+    def of(self, name: str, parameter: Tensor) -> Tensor:
+        """The gradients of one parameter; zero if no sample used it."""
+        if name not in self._grads:
+            return parameter.new_zeros(self._batch, *parameter.shape)
+        return self._grads[name]
+
+
+def _run(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    make_sink: Callable[[int], SinkT],
+    *,
+    verify: bool,
+) -> SinkT:
+    capture = Capture(model)
+    try:
+        losses = closure()
+        sink = make_sink(len(losses) if isinstance(losses, Tensor) and losses.ndim else 0)
+        capture.backward(losses, sink, verify=verify)
+        return sink
+    finally:
+        capture.detach()

@@ -1,0 +1,40 @@
+"""Grouping: trainable parameters -> groups, each with its clipping radius.
+
+| name       | groups                                                         |
+| ---------- | -------------------------------------------------------------- |
+| all-layer  | one                                                            |
+| layer-wise | one per module that owns parameters (weight and bias together) |
+| param-wise | one per parameter                                              |
+| type-wise  | linear, conv, norm, embedding, recurrent, attention, other     |
+| block-wise | one per repeated block, with a stem before and a head after    |
+| uniform:M  | the blocks in M runs of nearly equal length                    |
+
+`Boundaries` and `ByName` need arguments and are given as objects. The radius of the whole gradient
+is R = 1 unless stated; M groups get R/sqrt(M) each, shares of R by `proportions=`, or their own
+`radii=`. Groups come in the order of their first parameter in `model.named_parameters()`, those of
+`ByName` in the order of its patterns.
+"""
+
+from quietgrad.grouping.block_styles import BlockWise, Boundaries, Uniform
+from quietgrad.grouping.by_name import ByName
+from quietgrad.grouping.contract import Group, Grouping
+from quietgrad.grouping.registry import names, register, resolve
+from quietgrad.grouping.sensitivity import sensitivity
+from quietgrad.grouping.styles import AllLayer, LayerWise, ParamWise, TypeWise
+
+__all__ = [
+    "AllLayer",
+    "BlockWise",
+    "Boundaries",
+    "ByName",
+    "Group",
+    "Grouping",
+    "LayerWise",
+    "ParamWise",
+    "TypeWise",
+    "Uniform",
+    "names",
+    "register",
+    "resolve",
+    "sensitivity",
+]

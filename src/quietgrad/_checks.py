@@ -4,39 +4,46 @@ A leaf module: it imports no torch, so that accounting can use it.
 """
 
 import math
-from numbers import Integral, Real
+
+import numpy as np
 
 
-def require_rate(name: str, value: float) -> float:
+def require_rate(name: str, value: object) -> float:
     """A probability in (0, 1]."""
-    if _is_real(value) and 0 < value <= 1:
-        return float(value)
+    number = _number(value)
+    if 0 < number <= 1:
+        return number
     raise _wrong(name, value, "a probability in (0, 1]")
 
 
-def require_delta(name: str, value: float) -> float:
+def require_delta(name: str, value: object) -> float:
     """A probability in (0, 1), ends excluded."""
-    if _is_real(value) and 0 < value < 1:
-        return float(value)
+    number = _number(value)
+    if 0 < number < 1:
+        return number
     raise _wrong(name, value, "a probability in (0, 1), usually below 1 / number of samples")
 
 
-def require_positive(name: str, value: float) -> float:
+def require_positive(name: str, value: object) -> float:
     """A finite number above zero."""
-    if _is_real(value) and 0 < value < math.inf:
-        return float(value)
+    number = _number(value)
+    if 0 < number < math.inf:
+        return number
     raise _wrong(name, value, "a finite number > 0")
 
 
-def require_count(name: str, value: int, *, at_least: int) -> int:
+def require_count(name: str, value: object, *, at_least: int) -> int:
     """An integer not below `at_least`."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least:
+    if isinstance(value, int | np.integer) and _number(value) >= at_least:
         return int(value)
     raise _wrong(name, value, f"an integer >= {at_least}")
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _number(value: object) -> float:
+    """The value as a float; not a number, which fails every comparison, if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return math.nan
+    return float(value)
 
 
 def _wrong(name: str, value: object, expected: str) -> ValueError:

@@ -156,6 +156,11 @@ def test_an_instance_is_verified_once(monkeypatch):
     assert seen == [first, other]
 
 
+def test_verification_does_not_depend_on_the_default_device():
+    with torch.device("meta"):
+        resolve(AutoS(gamma=0.456))
+
+
 def test_what_could_change_after_verification_is_refused():
     @dataclass
     class Mutable(Clipping):

@@ -55,6 +55,11 @@ def test_sensitivity_by_hand():
     assert sensitivity(groups, "reparam") == pytest.approx(math.sqrt(3))
 
 
+def test_sensitivity_needs_groups():
+    with pytest.raises(ValueError, match="no groups"):
+        sensitivity((), "auto-s")
+
+
 def test_the_radius_is_one_by_default():
     assert resolve("all-layer", built("mlp"))[0].radius == 1.0
 

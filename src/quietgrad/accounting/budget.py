@@ -119,8 +119,8 @@ def _too_large(target: float, sigma: float, spent: float) -> str:
 def _too_small(target: float, sigma: float, spent: float) -> str:
     if math.isinf(spent):
         return (
-            f"epsilon={target:.3g} cannot be reached with any noise: delta is below what privacy loss"
-            " distributions resolve; expected a delta of at least about 1e-13"
+            f"epsilon={target:.3g} cannot be reached with any noise: delta is below what"
+            " privacy loss distributions resolve; expected a delta of at least about 1e-13"
         )
     return (
         f"epsilon={target:.3g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
@@ -129,6 +129,6 @@ def _too_small(target: float, sigma: float, spent: float) -> str:
 
 
 def _slope(spent: Spent, sigma: float) -> float:
-    """d log(epsilon) / d log(sigma), negative."""
+    """Derivative of log epsilon by log sigma, negative."""
     ratio = 1.02
     return math.log(spent(sigma * ratio) / spent(sigma)) / math.log(ratio)

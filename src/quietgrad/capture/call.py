@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +18,16 @@ from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, Gather
 
 
+class Frame:
+    """A module whose forward is running, and the operations captured in it so far."""
+
+    __slots__ = ("path", "seen")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.seen: Counter[tuple[str, str]] = Counter()
+
+
 class Call:
     """Gives a rule the values behind managed tensors and takes its uses.
 
@@ -27,15 +38,14 @@ class Call:
         self,
         tape: Tape,
         function: Callable[..., Any],
-        path: str,
-        ordinal: int,
+        frame: Frame,
         target_of: Callable[[Any], Target | None],
         recapture: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.function = function
         self.recapture = recapture
-        self._tape, self._path, self._ordinal = tape, path, ordinal
-        self._target_of = target_of
+        self._tape, self._frame, self._target_of = tape, frame, target_of
+        self._ordinals: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -68,7 +78,7 @@ class Call:
         kept = [Use(target, make) for target, make in managed if target is not None]
         if not kept:
             return output
-        site = Site(self._tape, self._key(label, output.ndim), range(dims), kept)
+        site = self._site(kept, label, output.ndim, dims)
         detached = [tensor.detach() for tensor in saved]
         return TapOutput.apply(output, self._tape.token, site, *detached)
 
@@ -83,7 +93,7 @@ class Call:
             use, dims = self._lookup_use(lookup, shape), len(shape) - 1
         else:
             use, dims = Use(target, partial(_unbroadcast, shape=tensor.shape)), len(shape)
-        site = Site(self._tape, self._key(label, len(shape)), range(dims), [use])
+        site = self._site([use], label, len(shape), dims)
         return TapSource.apply(tensor.detach(), self._tape.token, site, shape)
 
     def refuse(self, reason: str, remedy: str, *tensors: Any) -> UnsupportedOperationError:
@@ -98,11 +108,16 @@ class Call:
         ids = lookup.ids.expand(shape[:-1])
         return Use(target, partial(_looked_up, ids=ids, lookup=lookup))
 
-    def _key(self, label: str, ndim: int) -> SiteKey:
-        return SiteKey(self._path, self.name, self._ordinal, label, ndim)
+    def _site(self, uses: list[Use], label: str, ndim: int, dims: int) -> Site:
+        names = ", ".join(name for use in uses for name in use.target.names)
+        if names not in self._ordinals:
+            self._ordinals[names] = self._frame.seen[self.name, names]
+            self._frame.seen[self.name, names] += 1
+        key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, ndim)
+        return Site(self._tape, key, range(dims), uses)
 
     def _where(self) -> str:
-        return f"module '{self._path}'" if self._path else "the model's own forward"
+        return f"module '{self._frame.path}'" if self._frame.path else "the model's own forward"
 
     def _parameters(self, tensors: Sequence[Any]) -> str:
         names = {n for t in tensors if (target := self._target_of(t)) for n in target.names}

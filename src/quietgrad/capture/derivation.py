@@ -106,7 +106,7 @@ def _register(
     if not isinstance(leaf, Tensor):
         return leaf
     if not leaf.requires_grad:
-        tape.add_constant(leaf)
+        tape.constants.add(leaf)
         return leaf
     return tape.add_derived(Derived(leaf, sources, isometric, lookup))
 

@@ -90,10 +90,11 @@ def _sum_to(tensor: Tensor, shape: Iterable[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SiteKey:
-    """One operation in one module: its layout is the same whenever it runs."""
+    """One operation on some parameters in one module: its layout is the same whenever it runs."""
 
     path: str
     operation: str
+    parameters: str
     ordinal: int
     label: str
     ndim: int

@@ -10,20 +10,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from quietgrad.capture import derivation
-from quietgrad.capture.call import Call
+from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape, Target
-
-
-class Frame:
-    """A module whose forward is running, and how many operations were captured in it so far."""
-
-    __slots__ = ("captured", "path")
-
-    def __init__(self, path: str) -> None:
-        self.path, self.captured = path, 0
 
 
 class CaptureMode(TorchFunctionMode):
@@ -54,7 +45,7 @@ class CaptureMode(TorchFunctionMode):
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
         call = self._call(func, tape)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
-        if derivation.ignores_data(func) or all(self._is_constant(t, tape) for t in data):
+        if derivation.ignores_data(func) or all(tape.is_constant(t) for t in data):
             managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
             return derivation.derive(call, tape, args, kwargs, managed)
         rule = find_rule(func)
@@ -73,15 +64,8 @@ class CaptureMode(TorchFunctionMode):
         return self.frames[-1].path if self.frames else ""
 
     def _call(self, func: Callable[..., Any], tape: Tape) -> Call:
-        frame = self.frames[-1]
-        frame.captured += 1
         return Call(
-            tape,
-            func,
-            frame.path,
-            frame.captured,
-            lambda value: self._target_of(value, tape),
-            lambda: self,
+            tape, func, self.frames[-1], lambda value: self._target_of(value, tape), lambda: self
         )
 
     def _target_of(self, value: Any, tape: Tape) -> Target | None:
@@ -90,9 +74,6 @@ class CaptureMode(TorchFunctionMode):
         if isinstance(value, nn.Parameter):
             return self._parameters.target(value) if value.requires_grad else None
         return tape.derived(value)
-
-    def _is_constant(self, tensor: Tensor, tape: Tape) -> bool:
-        return self._parameters.is_constant(tensor) or tape.is_constant(tensor)
 
     def _run_plain(
         self,
@@ -106,12 +87,12 @@ class CaptureMode(TorchFunctionMode):
         output = func(*args, **kwargs)
         without_grad = not torch.is_grad_enabled()
         if all(
-            (target is not None and without_grad) or self._is_constant(tensor, tape)
+            (target is not None and without_grad) or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
         ):
             for tensor in _tensors((output,)):
                 if not tensor.requires_grad:
-                    tape.add_constant(tensor)
+                    tape.constants.add(tensor)
         return output
 
 

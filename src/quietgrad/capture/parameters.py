@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from quietgrad.capture.tape import ParameterTarget
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
@@ -20,7 +20,6 @@ class ParameterTable:
         self._canonical = _canonical_names(model)
         self._targets = {name: ParameterTarget(name) for name in self.trainable()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
-        self._constants = {id(t): t for t in self._model.buffers()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
@@ -41,12 +40,6 @@ class ParameterTable:
                 "Attach again after changing requires_grad."
             )
         return self._targets[name]
-
-    def is_constant(self, tensor: Tensor) -> bool:
-        """Buffers and frozen parameters carry neither data nor anything to train."""
-        if isinstance(tensor, nn.Parameter):
-            return not tensor.requires_grad
-        return self._constants.get(id(tensor)) is tensor and not tensor.requires_grad
 
     def _name_of(self, parameter: nn.Parameter) -> str | None:
         holder = self._holders.get(id(parameter))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quietgrad.capture.call import Frame
+from quietgrad.capture.constants import Constants
 from quietgrad.capture.layout import LayoutBook
-from quietgrad.capture.mode import CaptureMode, Frame
+from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.tape import Sink, Tape
 from quietgrad.errors import LossError, SampleMixingError, StrayGradientError, TrainableSetError
@@ -30,8 +32,8 @@ class Capture:
         self._refuse_unusable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._book = LayoutBook()
-        self._tape = Tape(self._book)
+        self._book, self._constants = LayoutBook(), Constants(model)
+        self._tape = Tape(self._book, self._constants)
         self._mode = CaptureMode(self.parameters, lambda: self._tape)
         self._entered = 0
         self._handles: list[RemovableHandle] = []
@@ -56,7 +58,8 @@ class Capture:
             self._mode.__exit__(None, None, None)
         self._mode.frames.clear()
         self._tape.close()
-        self._tape = Tape(self._book)
+        self._constants.forget_dead()
+        self._tape = Tape(self._book, self._constants)
         self._tape.batch_hint = batch_hint
 
     def backward(self, losses: Tensor, sink: Sink, *, verify: bool) -> None:

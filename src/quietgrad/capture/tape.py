@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quietgrad.capture.constants import Constants
 from quietgrad.capture.layout import LayoutBook, Rows, SiteKey
 from quietgrad.capture.tap import Entry
 from quietgrad.errors import (
@@ -122,8 +122,8 @@ class Phase(Enum):
 class Tape:
     """Collects the uses of all managed parameters from the forward to the end of one backward."""
 
-    def __init__(self, book: LayoutBook) -> None:
-        self.book = book
+    def __init__(self, book: LayoutBook, constants: Constants) -> None:
+        self.book, self.constants = book, constants
         self.token = torch.zeros((), requires_grad=True)
         self.batch_hint: int | None = None
         self.recomputes = False
@@ -137,12 +137,15 @@ class Tape:
         self._done: set[str] = set()
         self._entries: dict[str, Tensor] = {}
         self._derived: dict[int, Derived] = {}
-        self._constants: dict[int, weakref.ref[Tensor]] = {}
         self._clean: SiteKey | None = None
         self._mixed: Site | None = None
         self._ambiguous = False
 
     # -- forward: what is known about tensors -------------------------------------------------
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` depends neither on data nor on trainable parameters."""
+        return self.constants.contains(tensor, self.batch_hint)
 
     def entry(self, name: str, parameter: Tensor) -> Tensor:
         """The start of all parameter-only computation on ``parameter``."""
@@ -159,15 +162,6 @@ class Tape:
     def derived(self, tensor: Tensor) -> Derived | None:
         """The derivation behind ``tensor``, if it has one."""
         return self._derived.get(id(tensor))
-
-    def add_constant(self, tensor: Tensor) -> None:
-        """Remember a tensor that depends neither on data nor on trainable parameters."""
-        self._constants[id(tensor)] = weakref.ref(tensor)
-
-    def is_constant(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` was made from constants alone."""
-        reference = self._constants.get(id(tensor))
-        return reference is not None and reference() is tensor and not tensor.requires_grad
 
     def expect(self, site: Site) -> None:
         """Count a use, so that its parameter is known to be complete when all have come back."""
@@ -202,7 +196,6 @@ class Tape:
         self._factors.clear()
         self._entries.clear()
         self._derived.clear()
-        self._constants.clear()
         self._sink = None
 
     def receive(self, site: Site, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:

@@ -1,6 +1,6 @@
 """Clipping functions by name, and the gate every one of them passes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 
@@ -25,7 +25,7 @@ class _Registered(Clipping):
     """A user's plain function as a Clipping, with the radius as its bound."""
 
     name: str
-    function: WeightFunction
+    function: WeightFunction = field(repr=False)
 
     def weights(self, norms: Tensor, radius: float) -> Tensor:
         return self.function(norms, radius)

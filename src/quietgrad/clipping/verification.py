@@ -7,6 +7,7 @@ in place.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import isfinite
 from typing import NoReturn
 
@@ -25,8 +26,9 @@ _SINGLES = 48
 
 def verify(clipping: Clipping) -> None:
     """Raise a ValueError that names the norm and the radius at which the guarantee breaks."""
-    for radius in _RADII:
-        for dtype in _DTYPES:
+    # The caller may have made another device the default; the probes need real numbers at hand.
+    with torch.device("cpu"), torch.no_grad():
+        for radius, dtype in product(_RADII, _DTYPES):
             _Probe(clipping, radius, dtype).run()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.factors.base import Cost, Factor, wide
+from quietgrad.factors.dense import Dense
 
 _SAMPLES_PER_CALL = 64
 
@@ -64,7 +65,7 @@ class Pulled(Factor):
     def sq_norm(self) -> Tensor:
         if self.pullback.isometric:
             return self.inner.sq_norm()
-        return torch.cat([self._sq_norm_of(part) for part in self._chunks()])
+        return torch.cat([Dense(part.materialize()).sq_norm() for part in self._chunks()])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return wide(self.pullback(self.inner.weighted_sum(weights)))
@@ -86,10 +87,6 @@ class Pulled(Factor):
     def _chunks(self) -> list[Pulled]:
         starts = range(0, self.batch, _SAMPLES_PER_CALL)
         return [self.select(slice(start, start + _SAMPLES_PER_CALL)) for start in starts]
-
-    @staticmethod
-    def _sq_norm_of(part: Pulled) -> Tensor:
-        return part.materialize().flatten(1).square().sum(1)
 
 
 def disjoint(left: Pulled, right: Pulled) -> bool:

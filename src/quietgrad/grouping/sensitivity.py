@@ -14,5 +14,7 @@ def sensitivity(groups: Sequence[Group], clipping: str | Clipping) -> float:
     "On the Efficacy of Group-wise Clipping", section 1: the noise of every group is scaled with
     |[R_1, ..., R_M]|. For `reparam` each group's bound is 1, which makes it sqrt(M).
     """
+    if not groups:
+        raise ValueError("the sensitivity of no groups would be 0, and so would the noise")
     bound = clippings.resolve(clipping).bound
     return hypot(*(bound(group.radius) for group in groups))

@@ -115,7 +115,16 @@ class PrivacyEngine:
         self._micro_batches = 0
         self._nonfinite = 0
         self._stepping = False
-        self._attach(model, optimizer)
+
+        self._optimizer = optimizer
+        self._capture = Capture(model, when=lambda: model.training)
+        self._attached = True
+        try:
+            self._require_same_parameters()
+        except TrainableSetError:
+            self._capture.detach()
+            raise
+        self._step_guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
 
     # -- the three verbs -----------------------------------------------------------------------
 
@@ -209,18 +218,7 @@ class PrivacyEngine:
             self._end_batch()
             self._attached = False
 
-    # -- attaching -----------------------------------------------------------------------------
-
-    def _attach(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._capture = Capture(model, when=lambda: model.training)
-        self._attached = True
-        try:
-            self._require_same_parameters()
-        except TrainableSetError:
-            self._capture.detach()
-            raise
-        self._step_guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
+    # -- guards --------------------------------------------------------------------------------
 
     def _refuse_stray_step(self, *_: Any) -> None:
         if not self._stepping:
@@ -328,8 +326,8 @@ def _checked_delta(delta: float, size: int) -> float:
     require_delta("delta", delta)
     if delta >= 1 / size:
         warnings.warn(
-            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: a mechanism that publishes a random "
-            "sample in full could have such a guarantee. Choose delta well below 1/n.",
+            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in full "
+            "would keep such a guarantee. Choose delta well below 1/n.",
             stacklevel=3,
         )
     return delta
@@ -348,6 +346,6 @@ def _check_optimizer(optimizer: Any) -> None:
             "could not be guarded"
         )
     if isinstance(optimizer, LBFGS):
-        raise TypeError("LBFGS evaluates the loss several times a step and cannot be used privately")
-
-
+        raise TypeError(
+            "LBFGS evaluates the loss several times a step and cannot be used privately"
+        )

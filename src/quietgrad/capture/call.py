@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from quietgrad.capture.layout import Rows, SiteKey
-from quietgrad.capture.tap import TapOutput, TapSource
+from quietgrad.capture.tap import tap_output, tap_source
 from quietgrad.capture.tape import Lookup, MakeFactor, Site, Tape, Target, Use
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, Gather
+
+Uses = Sequence[tuple[Tensor | None, MakeFactor]]
+"""Tensors that may be managed, each with how its factor is made."""
 
 
 class Frame:
@@ -63,13 +66,13 @@ class Call:
     def watch(
         self,
         output: Tensor,
-        uses: Sequence[tuple[Tensor | None, MakeFactor]],
+        uses: Uses,
         *,
         saved: Sequence[Tensor] = (),
         dims: int,
         label: str = "",
     ) -> Tensor:
-        """Record, when ``output``'s gradient arrives, the factors of the managed tensors in ``uses``.
+        """Record the factors of the managed tensors in ``uses`` when ``output``'s gradient arrives.
 
         The samples are in one of the first ``dims`` dimensions of the output. A factor is made as
         ``make(rows, grad, *saved)``.
@@ -78,12 +81,12 @@ class Call:
         kept = [Use(target, make) for target, make in managed if target is not None]
         if not kept:
             return output
-        site = self._site(kept, label, output.ndim, dims)
+        site = self._site(kept, label, output.shape, dims)
         detached = [tensor.detach() for tensor in saved]
-        return TapOutput.apply(output, self._tape.token, site, *detached)
+        return tap_output(output, self._tape.token, site, detached)
 
     def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
-        """A managed tensor broadcast to ``shape``; each sample's part of the gradient is its own."""
+        """A managed tensor broadcast to ``shape``; each sample gets its own gradient."""
         target = self._target_of(tensor)
         assert target is not None
         shape = torch.Size(shape)
@@ -93,8 +96,8 @@ class Call:
             use, dims = self._lookup_use(lookup, shape), len(shape) - 1
         else:
             use, dims = Use(target, partial(_unbroadcast, shape=tensor.shape)), len(shape)
-        site = self._site([use], label, len(shape), dims)
-        return TapSource.apply(tensor.detach(), self._tape.token, site, shape)
+        site = self._site([use], label, shape, dims)
+        return tap_source(tensor.detach(), self._tape.token, site, shape)
 
     def refuse(self, reason: str, remedy: str, *tensors: Any) -> UnsupportedOperationError:
         """An error that names the operation, the module and the parameters in ``tensors``."""
@@ -108,13 +111,13 @@ class Call:
         ids = lookup.ids.expand(shape[:-1])
         return Use(target, partial(_looked_up, ids=ids, lookup=lookup))
 
-    def _site(self, uses: list[Use], label: str, ndim: int, dims: int) -> Site:
+    def _site(self, uses: list[Use], label: str, shape: torch.Size, dims: int) -> Site:
         names = ", ".join(name for use in uses for name in use.target.names)
         if names not in self._ordinals:
             self._ordinals[names] = self._frame.seen[self.name, names]
             self._frame.seen[self.name, names] += 1
-        key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, ndim)
-        return Site(self._tape, key, range(dims), uses)
+        key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, len(shape))
+        return Site(self._tape, key, shape, range(dims), uses)
 
     def _where(self) -> str:
         return f"module '{self._frame.path}'" if self._frame.path else "the model's own forward"
@@ -129,8 +132,10 @@ def operation_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or str(function)
 
 
-def gather_rows(rows: Rows, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor) -> Gather:
-    """The factor of rows ``ids`` of ``table``, looked up to give an output with gradient ``grad``."""
+def gather_rows(
+    rows: Rows, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor
+) -> Gather:
+    """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``."""
     width = table.ndim - 1
     values = rows.split(grad, width).flatten(2) if width else rows.split(grad, 0).unsqueeze(-1)
     positions = rows.split(ids, 0).remainder(table.shape[0])

@@ -51,9 +51,15 @@ _EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
 
 def is_plain_property(function: Callable[..., Any]) -> bool:
     """Whether ``function`` reads an attribute such as shape or device."""
+    name = _property_name(function)
+    return name is not None and name not in _COMPUTING_PROPERTIES
+
+
+def _property_name(function: Any) -> str | None:
+    """The attribute that ``function`` reads, if it is a property's getter."""
     if getattr(function, "__name__", "") != "__get__":
-        return False
-    return getattr(function.__self__, "__name__", "") not in _COMPUTING_PROPERTIES
+        return None
+    return str(getattr(function.__self__, "__name__", ""))
 
 
 def ignores_data(function: Callable[..., Any]) -> bool:
@@ -124,9 +130,7 @@ def _is_isometric(
     if function is F.embedding:
         padded = len(args) > 2 and args[2] is not None
         return not padded and args[0].unique().numel() == args[0].numel()
-    if getattr(function, "__name__", "") == "__get__":
-        return function.__self__.__name__ in ("T", "mT")
-    return function in _ISOMETRIC
+    return function in _ISOMETRIC or _property_name(function) in ("T", "mT")
 
 
 def _is_basic_index(index: Any) -> bool:
@@ -152,7 +156,11 @@ def _writes_in_place(function: Callable[..., Any]) -> bool:
     name = operation_name(function)
     if name in ("__setitem__",):
         return True
-    in_place_operator = name.startswith("__i") and name not in ("__index__", "__invert__", "__int__")
+    in_place_operator = name.startswith("__i") and name not in (
+        "__index__",
+        "__invert__",
+        "__int__",
+    )
     return in_place_operator or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Placement:
-    """Dimension ``dim`` holds ``B * K`` rows: sample-major (all K of a sample adjacent) or minor."""
+    """Dimension ``dim`` holds ``B * K`` rows, those of a sample adjacent (major) or apart."""
 
     dim: int
     major: bool
@@ -73,7 +73,7 @@ class Rows:
         return rows.reshape(-1, self.batch, *rows.shape[1:]).transpose(0, 1)
 
     def _own_rows(self, tensor: Tensor, dim: int, padded: tuple[int, ...]) -> Tensor:
-        """Each sample's gradient of a tensor that has the sample dimension itself: zero elsewhere."""
+        """Gradients of a tensor that has the sample dimension itself: zero but for own rows."""
         rows = tensor.movedim(dim, 0)
         rows = _sum_to(rows, (*padded[:dim], *padded[dim + 1 :]))
         count = rows.shape[0]
@@ -108,7 +108,7 @@ class LayoutBook:
     """What probes have established about every operation of a model."""
 
     def __init__(self) -> None:
-        self._survivors: dict[SiteKey, frozenset[Placement]] = {}
+        self._survivors: dict[SiteKey, list[Placement]] = {}
 
     def knows(self, key: SiteKey) -> bool:
         """Whether a probe has seen gradients at this operation."""
@@ -116,17 +116,9 @@ class LayoutBook:
 
     def possible(self, key: SiteKey, shape: torch.Size, dims: range, batch: int) -> list[Placement]:
         """The placements not struck out that fit ``shape``, one for each distinct mapping."""
-        known = self._survivors.get(key)
-        fitting = [
-            Placement(dim, major)
-            for dim in dims
-            for major in (True, False)
-            if shape[dim] % batch == 0 and shape[dim] > 0
-        ]
-        if known is not None:
-            fitting = [p for p in fitting if p in known]
-        plain = {p.dim for p in fitting if p.major and shape[p.dim] == batch}
-        return [p for p in fitting if p.major or p.dim not in plain]
+        known = self._survivors.get(key) or _all_placements(dims)
+        fitting = [p for p in known if shape[p.dim] % batch == 0 and shape[p.dim] > 0]
+        return [p for p in fitting if p.major or shape[p.dim] != batch or _major(p) not in fitting]
 
     def observe(self, key: SiteKey, grad: Tensor, dims: range, seeded: Tensor) -> bool | None:
         """Strike out what this gradient refutes; False if nothing is left, None if it was silent.
@@ -137,11 +129,17 @@ class LayoutBook:
         if not touched.any():
             return None
         batch = len(seeded)
-        known = self._survivors.get(key, frozenset(_all_placements(dims)))
-        self._survivors[key] = frozenset(
-            p for p in known if not _refuted(p, touched, seeded, batch)
-        )
-        return bool(self._survivors[key])
+        known = self._survivors.get(key) or _all_placements(dims)
+        left = [p for p in known if not _refuted(p, touched, seeded, batch)]
+        if left:
+            self._survivors[key] = left
+        else:
+            self._survivors.pop(key, None)  # to be probed afresh: the loss may get mended
+        return bool(left)
+
+
+def _major(placement: Placement) -> Placement:
+    return Placement(placement.dim, True)
 
 
 def _all_placements(dims: range) -> list[Placement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,15 +11,16 @@ from torch import Tensor
 from quietgrad.capture.call import Call
 
 Rule = Callable[..., Any]
+RuleT = TypeVar("RuleT", bound=Rule)
 TorchFunction = Callable[..., Any]
 
 _RULES: dict[TorchFunction, Rule] = {}
 
 
-def rule(*functions: TorchFunction) -> Callable[[Rule], Rule]:
+def rule(*functions: TorchFunction) -> Callable[[RuleT], RuleT]:
     """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: RuleT) -> RuleT:
         for operation in functions:
             _RULES[operation] = function
         return function
@@ -33,7 +34,7 @@ def find_rule(function: TorchFunction) -> Rule | None:
 
 
 def variants(names: Iterable[str]) -> list[TorchFunction]:
-    """All spellings of operations: torch.f, torch.special.f, Tensor.f, f_, __f__, __rf__, __if__."""
+    """All spellings of operations: torch.f, Tensor.f, f_, __f__, __rf__, __if__."""
     found = []
     for name in names:
         spellings = (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")

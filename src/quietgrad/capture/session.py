@@ -55,7 +55,7 @@ class Capture:
         """Forget the running recording, also after an interrupt in the middle of a forward."""
         while self._entered:
             self._entered -= 1
-            self._mode.__exit__(None, None, None)
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._mode.frames.clear()
         self._tape.close()
         self._constants.forget_dead()
@@ -73,7 +73,7 @@ class Capture:
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
-            if len(losses) > 1 and (verify or tape.unsettled):
+            if len(losses) > 1 and (verify or tape.is_unsettled(len(losses))):
                 self._probe(tape, losses)
             tape.collect(losses, sink)
             self._refuse_escaped_gradients()
@@ -102,7 +102,7 @@ class Capture:
         if outermost and torch.is_grad_enabled() and self._when():
             if self._tape.batch_hint is None:
                 self._tape.batch_hint = _leading_size((*args, *kwargs.values()))
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._entered += 1
         elif self._entered and not torch.is_grad_enabled():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
@@ -120,7 +120,7 @@ class Capture:
             frames.pop()
         if not frames and self._entered:
             self._entered -= 1
-            self._mode.__exit__(None, None, None)
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     # -- internals -----------------------------------------------------------------------------
 
@@ -137,6 +137,7 @@ class Capture:
             ambiguous = [tape.probe(losses, seeded) for seeded in (half, ~half)]
             if not any(ambiguous):
                 return
+        tape.accept_ambiguity()
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.trainable().items():
@@ -168,7 +169,9 @@ class Capture:
                     "pass before attaching."
                 )
             if parameter.requires_grad and not parameter.is_floating_point():
-                raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
+                raise TrainableSetError(
+                    f"parameter '{name}' is complex: only real ones are supported"
+                )
 
 
 class _Hook:

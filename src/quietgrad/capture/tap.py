@@ -1,7 +1,12 @@
-"""The three autograd functions that stand between the graph and the parameters."""
+"""The three autograd functions that stand between the graph and the parameters.
+
+Each takes a token, a scalar that requires gradients, so that backward reaches it even where
+nothing else does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +17,25 @@ if TYPE_CHECKING:
     from quietgrad.capture.tape import Site, Tape
 
 
-class TapOutput(torch.autograd.Function):
+def tap_output(output: Tensor, token: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
+    """``output`` itself; when its gradient arrives, ``site`` receives it with what was saved."""
+    tapped: Tensor = _TapOutput.apply(output, token, site, *saved)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+def tap_source(values: Tensor, token: Tensor, site: Site, shape: torch.Size) -> Tensor:
+    """``values`` broadcast to ``shape``; their gradient goes to ``site`` and ends there."""
+    tapped: Tensor = _TapSource.apply(values, token, site, shape)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+def entry(values: Tensor, token: Tensor, tape: Tape, name: str) -> Tensor:
+    """``values`` as the start of a computation on parameters alone."""
+    start: Tensor = _Entry.apply(values, token, tape, name)  # type: ignore[no-untyped-call]
+    return start
+
+
+class _TapOutput(torch.autograd.Function):
     """Identity on an operation's output; its backward hands the gradient to the tape.
 
     The output is marked dirty instead of copied, so that in-place activations behind it stay
@@ -36,7 +59,7 @@ class TapOutput(torch.autograd.Function):
         return (grad, None, None, *[None] * len(saved))
 
 
-class TapSource(torch.autograd.Function):
+class _TapSource(torch.autograd.Function):
     """A parameter's values, broadcast to the shape of their use; the gradient ends at the tape."""
 
     @staticmethod
@@ -52,7 +75,7 @@ class TapSource(torch.autograd.Function):
         return None, None, None, None
 
 
-class Entry(torch.autograd.Function):
+class _Entry(torch.autograd.Function):
     """Where a computation on parameters alone begins; ordinary backward must never get here."""
 
     @staticmethod

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quietgrad.capture.constants import Constants
 from quietgrad.capture.layout import LayoutBook, Rows, SiteKey
-from quietgrad.capture.tap import Entry
+from quietgrad.capture.tap import entry
 from quietgrad.errors import (
     SampleMixingError,
     StrayGradientError,
@@ -54,6 +54,7 @@ class ParameterTarget:
         return (self.name,)
 
     def pull(self, name: str, factor: Factor) -> Factor:
+        """Nothing lies in between."""
         return factor
 
 
@@ -81,6 +82,7 @@ class Derived:
         return tuple(self.sources)
 
     def pull(self, name: str, factor: Factor) -> Factor:
+        """Through the computation, back to one of its parameters."""
         return Pulled(factor, Pullback(self.tensor, self.sources[name], self.isometric))
 
 
@@ -95,8 +97,10 @@ class Use:
 class Site:
     """One captured operation of one forward pass."""
 
-    def __init__(self, tape: Tape, key: SiteKey, dims: range, uses: Sequence[Use]) -> None:
-        self.key, self.dims, self.uses = key, dims, uses
+    def __init__(
+        self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
+    ) -> None:
+        self.key, self.shape, self.dims, self.uses = key, shape, dims, uses
         self._tape = tape
         tape.expect(self)
 
@@ -128,7 +132,8 @@ class Tape:
         self.batch_hint: int | None = None
         self.recomputes = False
         self.phase = Phase.FORWARD
-        self.unsettled = False
+        self._sites: list[Site] = []
+        self._all_told_apart = False
         self._batch = 0
         self._seeded = torch.empty(0)
         self._sink: Sink | None = None
@@ -151,7 +156,7 @@ class Tape:
         """The start of all parameter-only computation on ``parameter``."""
         if name not in self._entries:
             with torch.enable_grad():
-                self._entries[name] = Entry.apply(parameter.detach(), self.token, self, name)
+                self._entries[name] = entry(parameter.detach(), self.token, self, name)
         return self._entries[name]
 
     def add_derived(self, derived: Derived) -> Tensor:
@@ -167,12 +172,23 @@ class Tape:
         """Count a use, so that its parameter is known to be complete when all have come back."""
         if self.phase is not Phase.FORWARD:
             return  # recomputed by activation checkpointing: counted when it first ran, or never
-        if not self.book.knows(site.key):
-            self.unsettled = True
+        self._sites.append(site)
         for use in site.uses:
             self._expected.update(use.target.names)
 
     # -- backward ------------------------------------------------------------------------------
+
+    def is_unsettled(self, batch: int) -> bool:
+        """Whether some operation's rows could belong to samples in more than one way."""
+        return any(
+            not self.book.knows(site.key)
+            or len(self.book.possible(site.key, site.shape, site.dims, batch)) > 1
+            for site in self._sites
+        )
+
+    def accept_ambiguity(self) -> None:
+        """Every sample has been told apart from every other: what is left is exact here."""
+        self._all_told_apart = True
 
     def probe(self, losses: Tensor, seeded: Tensor) -> bool:
         """Back-propagate only the ``seeded`` samples' losses; True if placements stay ambiguous."""
@@ -193,6 +209,7 @@ class Tape:
     def close(self) -> None:
         """Forget everything; gradients that arrive later are refused."""
         self.phase = Phase.CLOSED
+        self._sites.clear()
         self._factors.clear()
         self._entries.clear()
         self._derived.clear()
@@ -249,11 +266,17 @@ class Tape:
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
+        if len(left) > 1 and not self._all_told_apart:
+            raise SampleMixingError(
+                f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
+                "whose rows could belong to the samples in more than one way, and it ran only "
+                "inside the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
+            )
         return Rows(left[0], self._batch)
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        if not self.book.knows(site.key) and self._batch > 1 and not grad.any():
-            return  # silent under every probe too: contributes exactly zero
+        if self._batch > 1 and not self.book.knows(site.key) and not grad.any():
+            return  # silent in every probe, too: it contributes exactly zero
         rows = self._rows(site, grad.shape)
         for use in site.uses:
             self._refuse_late(use.target.names, site)

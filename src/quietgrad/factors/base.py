@@ -18,7 +18,7 @@ class Cost:
 
 
 class Factor(ABC):
-    """Gradients of one parameter for ``batch`` samples, kept in a form cheaper than ``[B, *shape]``.
+    """Gradients of one parameter for ``batch`` samples, in a form cheaper than ``[B, *shape]``.
 
     Shapes in this package: B samples, T positions per sample, P rows and D columns of a matrix.
     Every method is exact up to rounding; which one is called is a matter of speed only.

@@ -32,7 +32,9 @@ class Conv(Factor):
     that one ordinary weight-gradient kernel gives all samples' gradients at once.
     """
 
-    def __init__(self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry) -> None:
+    def __init__(
+        self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry
+    ) -> None:
         self.inputs, self.grads = wide(inputs), wide(grads)
         self.batch, self.images = inputs.shape[:2]
         self.shape, self.geometry = shape, geometry
@@ -86,6 +88,7 @@ def _weight_gradient(
     inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry, groups: int
 ) -> Tensor:
     weight = inputs.new_empty(1).expand(shape)  # only its shape is read
+    gradient: Tensor
     _, gradient, _ = torch.ops.aten.convolution_backward(
         grads,
         inputs,

@@ -17,8 +17,8 @@ class Outer(Factor):
     """``gradient_i = sum_t rows[i, t] (x) cols[i, t]`` with ``rows[B, T, P]``, ``cols[B, T, D]``.
 
     ``groups > 1`` holds block gradients: rows and columns are split in equal groups that only meet
-    their own kind, as in a grouped convolution; the gradient is then ``[P, D / groups]``. ``shape`` is the
-    parameter's, if it has more dimensions than the matrix.
+    their own kind, as in a grouped convolution; the gradient is then ``[P, D / groups]``.
+    ``shape`` is the parameter's, where it has more dimensions than the matrix.
     """
 
     def __init__(

@@ -103,6 +103,6 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    start = tensor.storage_offset()
+    start = int(tensor.storage_offset())
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + reach + 1

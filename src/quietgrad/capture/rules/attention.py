@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,9 +76,9 @@ def _project(
     bias: Tensor | None,
     separate: tuple[Tensor | None, ...] | None,
 ) -> tuple[Tensor, ...]:
-    if separate is None and weight is not None and query is key and key is value:
+    if weight is not None and query is key and key is value:
         return F.linear(query, weight, bias).chunk(3, -1)
-    parts = separate or (weight.chunk(3) if weight is not None else ())
+    parts: Any = separate if weight is None else weight.chunk(3)
     biases = (None, None, None) if bias is None else bias.chunk(3)
     inputs = (query, key, value)
     return tuple(F.linear(x, w, b) for x, w, b in zip(inputs, parts, biases, strict=True))
@@ -85,7 +86,8 @@ def _project(
 
 def _split_heads(tensor: Tensor, heads: int) -> Tensor:
     """``[T, B, E]`` -> ``[B, heads, T, E / heads]``."""
-    return tensor.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    steps, batch, width = tensor.shape
+    return tensor.reshape(steps, batch, heads, width // heads).permute(1, 2, 0, 3)
 
 
 def _mask(

@@ -90,7 +90,9 @@ def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str]
     sides = equation.replace(" ", "").replace(_SAMPLE, "").split("->")
     inputs = sides[0].split(",")
     unused = [letter for letter in _FREE if letter not in equation]
-    longest = max((o.ndim - len(t.replace("...", "")) for o, t in _elliptic(operands, inputs)), default=0)
+    longest = max(
+        (o.ndim - len(t.replace("...", "")) for o, t in _elliptic(operands, inputs)), default=0
+    )
     ellipsis = "".join(unused[:longest])
     terms = [_spell_out(t, o.ndim, ellipsis) for o, t in zip(operands, inputs, strict=True)]
     letters = "".join(inputs).replace(".", "")

@@ -12,7 +12,7 @@ from torch import Tensor
 from quietgrad.capture.layout import Rows
 from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.rules.linear import as_computed
-from quietgrad.factors import Conv, Dense, Factor, Geometry
+from quietgrad.factors import Conv, Dense, Factor, Geometry, wide
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d)
@@ -51,8 +51,15 @@ def transposed_convolution(
 ) -> Tensor:
     """A transposed convolution."""
     dims = weight.ndim - 2
-    sizes = (_each(value, dims) for value in (stride, padding, dilation, output_padding))
-    return _convolve(call, input, weight, bias, Geometry(*sizes, groups, transposed=True))
+    geometry = Geometry(
+        _each(stride, dims),
+        _each(padding, dims),
+        _each(dilation, dims),
+        _each(output_padding, dims),
+        groups,
+        transposed=True,
+    )
+    return _convolve(call, input, weight, bias, geometry)
 
 
 def _convolve(
@@ -84,8 +91,10 @@ def _convolve(
 
 def channel_sum(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added to each channel (dimension 1)."""
-    return Dense(rows.split(grad, grad.ndim - 1).flatten(3).sum((1, 3)) if grad.ndim > 2
-                 else rows.split(grad, 1).sum(1))
+    by_channel = rows.split(wide(grad), grad.ndim - 1).flatten(3) if grad.ndim > 2 else None
+    if by_channel is None:
+        return Dense(rows.split(wide(grad), 1).sum(1))
+    return Dense(by_channel.sum((1, 3)))
 
 
 def _kernel_factor(

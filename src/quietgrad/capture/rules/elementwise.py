@@ -64,13 +64,15 @@ def attention(
     **kwargs: Any,
 ) -> Tensor:
     """Attention with a trainable bias on the scores (relative positions)."""
-    tensors = [call.source(t, t.shape, f"{i}") if call.is_managed(t) else t
-               for i, t in enumerate((query, key, value))]
+    query, key, value = (
+        call.source(t, t.shape, str(i)) if call.is_managed(t) else t
+        for i, t in enumerate((query, key, value))
+    )
     if call.is_managed(attn_mask):
         assert attn_mask is not None
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
         attn_mask = call.source(attn_mask, (*lead, query.shape[-2], key.shape[-2]), "mask")
-    return F.scaled_dot_product_attention(*tensors, attn_mask, *args, **kwargs)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
 
 
 @rule(Tensor.__setitem__)

@@ -17,7 +17,12 @@ from quietgrad.factors import Factor
 
 @rule(F.embedding)
 def embedding(
-    call: Call, input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any, **_: Any
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *options: Any,
+    **_: Any,
 ) -> Tensor:
     """Rows of a table; the row at ``padding_idx`` gets no gradient."""
     return _look_up(call, weight, input, padding_idx)
@@ -73,8 +78,10 @@ def embedding_bag(
     if input.ndim == 1:
         if offsets is None:
             raise call.refuse("1-D input needs offsets", "Pass offsets or a 2-D input", weight)
-        ends = offsets[1:] if include_last_offset else torch.cat(
-            [offsets[1:], offsets.new_tensor([len(input)])]
+        ends = (
+            offsets[1:]
+            if include_last_offset
+            else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
         )
         starts = offsets[:-1] if include_last_offset else offsets
         places, valid = _padded_places(starts, ends)
@@ -105,7 +112,7 @@ def _rows_factor(
 
 
 def _padded_places(starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions ``[bags, longest]`` of each bag's entries (one past the end where it is shorter)."""
+    """Positions ``[bags, longest]`` of each bag's entries, and which of them are real."""
     longest = int((ends - starts).max().clamp_min(1))
     places = starts[:, None] + torch.arange(longest, device=starts.device)
     valid = places < ends[:, None]

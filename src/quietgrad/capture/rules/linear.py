@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quietgrad.capture.call import Uses
 from quietgrad.capture.layout import Rows
 from quietgrad.capture.registry import Call, rule
 from quietgrad.factors import Dense, Factor, Outer
@@ -22,7 +23,7 @@ def linear(
             return output if bias is None else output + bias
     output = F.linear(input, call.value(weight), call.value(bias))
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
-    uses = [(weight, _weight_factor), (bias, bias_factor)]
+    uses: Uses = [(weight, _weight_factor), (bias, bias_factor)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - 1, label=label)
 
 
@@ -36,7 +37,7 @@ def addmm(
             return beta * input + alpha * torch.mm(mat1, mat2)
     output = torch.addmm(call.value(input), mat1, call.value(mat2))
     saved = [as_computed(mat1, output)] if call.is_managed(mat2) else []
-    uses = [(mat2, _transposed_weight_factor), (input, bias_factor)]
+    uses: Uses = [(mat2, _transposed_weight_factor), (input, bias_factor)]
     return call.watch(output, uses, saved=saved, dims=1)
 
 

@@ -91,7 +91,14 @@ def _run_layers(
             cell = weights[index * per_cell : (index + 1) * per_cell]
             initial = tuple(state[index] for state in states)
             steps, final = _run_direction(
-                call, sequence, initial, cell, has_biases, step, reverse=bool(direction), index=index
+                call,
+                sequence,
+                initial,
+                cell,
+                has_biases,
+                step,
+                reverse=bool(direction),
+                index=index,
             )
             outputs.append(steps)
             finals.append(final)
@@ -135,7 +142,8 @@ def _run_direction(
 def _one_step(
     call: Call, input: Tensor, state: State, weights: tuple[Tensor, ...], step: Step
 ) -> State:
-    w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
+    w_ih, w_hh = weights[:2]
+    b_ih, b_hh = weights[2:4] if len(weights) == 4 else (None, None)
     projected = linear(call, input, w_ih, b_ih, label="input")
     return step(projected, lambda h: linear(call, h, w_hh, b_hh, label="hidden"), state)
 

@@ -1,0 +1,34 @@
+"""Small models, one for every way in which parameters meet data; importing fills the table."""
+
+from . import (
+    attention,
+    contraction,
+    convolution,
+    derived,
+    elementwise,
+    embedding,
+    layout,
+    linear,
+    normalization,
+    recurrent,
+    sharing,
+)
+from .table import CASES, Case, Problem, precision
+
+__all__ = [
+    "CASES",
+    "Case",
+    "Problem",
+    "attention",
+    "contraction",
+    "convolution",
+    "derived",
+    "elementwise",
+    "embedding",
+    "layout",
+    "linear",
+    "normalization",
+    "precision",
+    "recurrent",
+    "sharing",
+]

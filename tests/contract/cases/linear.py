@@ -1,0 +1,77 @@
+"""Linear layers and addmm."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn, randn
+
+from .table import B, Net, case, frozen
+
+case("linear-2d", lambda: (nn.Linear(5, 3), randn(B, 5)))
+case("linear-3d", lambda: (nn.Linear(5, 3), randn(B, 7, 5)))
+case("linear-4d", lambda: (nn.Linear(5, 3), randn(B, 2, 3, 5)))
+case("linear-no-bias", lambda: (nn.Linear(5, 3, bias=False), randn(B, 3, 5)))
+case("linear-one-output", lambda: (nn.Linear(5, 1), randn(B, 5)))
+case("linear-positions-look-like-samples", lambda: (nn.Linear(B, B), randn(B, B, B)))
+case("linear-transposed-input", lambda: (Net(lambda m, x: m.f(x.mT), f=nn.Linear(7, 3)), randn(B, 7, 5)))
+case("linear-mlp", lambda: (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), randn(B, 5)))
+
+
+def _frozen_part(name: str) -> nn.Linear:
+    layer = nn.Linear(5, 3)
+    frozen(getattr(layer, name))
+    return layer
+
+
+case("linear-frozen-weight", lambda: (_frozen_part("weight"), randn(B, 3, 5)))
+case("linear-frozen-bias", lambda: (_frozen_part("bias"), randn(B, 3, 5)))
+case(
+    "linear-frozen-layer-between",
+    lambda: (
+        nn.Sequential(nn.Linear(5, 6), frozen(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 3)),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-called-by-keyword",
+    lambda: (Net(lambda m, x: m.f(input=x), f=nn.Linear(5, 3)), randn(B, 5)),
+)
+case(
+    "linear-functional-by-keyword",
+    lambda: (
+        Net(lambda m, x: F.linear(input=x, weight=m.w, bias=m.b), w=randn(3, 5), b=randn(3)),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-weight-of-a-child",
+    lambda: (Net(lambda m, x: F.linear(x, m.f.weight, m.f.bias), f=nn.Linear(5, 3)), randn(B, 2, 5)),
+)
+case(
+    "linear-parameter-handed-to-a-child",
+    lambda: (
+        Net(lambda m, x: m.child(x, m.w), w=randn(3, 5), child=Net(lambda m, x, w: F.linear(x, w))),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-parameter-list",
+    lambda: (
+        Net(
+            lambda m, x: F.linear(F.linear(x, m.ws[0]), m.ws[1]),
+            ws=nn.ParameterList([randn(6, 5), randn(3, 6)]),
+        ),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-of-a-parameter",
+    lambda: (Net(lambda m, x: x @ F.linear(m.w, m.v).mT, w=randn(3, 2), v=randn(5, 2)), randn(B, 5)),
+)
+case(
+    "linear-weight-is-data",
+    lambda: (
+        Net(lambda m, x: torch.stack([F.linear(m.w, row) for row in x.unbind(1)], -1).mT, w=randn(2, 5)),
+        randn(B, 1, 5),
+        lambda m, x: m(x.expand(-1, 3, -1)).square().sum((0, 1))[: len(x)] if len(x) == 3 else _each(m, x),
+    ),
+)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sized
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
@@ -27,7 +27,7 @@ from quietgrad.grouping import Group, Grouping
 from quietgrad.noise import GaussianNoise
 from quietgrad.progress import Progress
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling import LogicalBatch, PoissonLoader
+from quietgrad.sampling import LogicalBatch, PoissonLoader, population
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
 
 
@@ -85,7 +85,7 @@ class PrivacyEngine:
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
-        size = len(cast(Sized, dataset))
+        size = population(dataset)
         self.batch_size = _checked_batch_size(batch_size, size)
         self.delta = _checked_delta(delta, size)
         self.sample_rate = self.batch_size / size
@@ -150,7 +150,7 @@ class PrivacyEngine:
         if callable(losses):
             losses = losses()
         if isinstance(losses, Tensor) and losses.ndim == 1 and len(losses) != size:
-            self._capture.reset()
+            self._capture.begin()
             raise LossError(
                 f"got {len(losses)} losses for a micro-batch of {size} samples: expected exactly "
                 "one loss per sample, in the order of the batch."
@@ -158,7 +158,7 @@ class PrivacyEngine:
         reducer = ClippedReducer(
             self.groups, self._clipping, Evaluator(*self._evaluator_options), size
         )
-        self._capture.backward(losses, reducer, verify=self._is_verification_due())
+        self._capture.backward(losses, reducer)
         reducer.finish()
         self._accumulate(reducer)
         self._progress.propagated()
@@ -207,7 +207,7 @@ class PrivacyEngine:
     def discard_batch(self) -> None:
         """Drop the logical batch under way; nothing of it is released."""
         self._require_attached()
-        self._capture.reset()
+        self._capture.begin()
         self._end_batch()
 
     def detach(self) -> None:
@@ -283,7 +283,8 @@ class PrivacyEngine:
 
     def _micro_batches_of(self, batch: LogicalBatch) -> Iterator[Any]:
         for micro_batch in batch:
-            self._capture.reset(batch_hint=self._progress.fetch())
+            size = self._progress.fetch()
+            self._capture.begin(batch_hint=size, verify=self._is_verification_due())
             yield micro_batch
 
     def _is_verification_due(self) -> bool:
@@ -326,8 +327,8 @@ def _checked_delta(delta: float, size: int) -> float:
     require_delta("delta", delta)
     if delta >= 1 / size:
         warnings.warn(
-            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in full "
-            "would keep such a guarantee. Choose delta well below 1/n.",
+            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in "
+            "full would keep such a guarantee. Choose delta well below 1/n.",
             stacklevel=3,
         )
     return delta

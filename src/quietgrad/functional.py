@@ -131,9 +131,10 @@ def _run(
 ) -> SinkT:
     capture = Capture(model)
     try:
+        capture.begin(verify=verify)
         losses = closure()
         sink = make_sink(len(losses) if isinstance(losses, Tensor) and losses.ndim else 0)
-        capture.backward(losses, sink, verify=verify)
+        capture.backward(losses, sink)
         return sink
     finally:
         capture.detach()

@@ -49,6 +49,11 @@ class LogicalBatch:
         self._started = True
         return self._hand_out()
 
+    def discard(self) -> None:
+        """Load and drop what is left, so that the next logical batch can be taken."""
+        for _ in self._hand_out():
+            pass
+
     def _hand_out(self) -> Iterator[Any]:
         while self._remaining:
             # Counted down first: a batch that fails to load must not be taken for one to come.
@@ -131,7 +136,7 @@ class PoissonLoader:
         prefetch_factor: int | None = None,
     ) -> None:
         self._dataset = dataset
-        self._population = _population(dataset)
+        self._population = population(dataset)
         self.sample_rate = require_rate("sample_rate", sample_rate)
         self.steps = require_count("steps", steps, at_least=0)
         if physical_batch_size is not None:
@@ -159,7 +164,7 @@ class PoissonLoader:
                 raise RuntimeError(
                     f"the previous logical batch was left unfinished ({batch}): its remaining"
                     " micro-batches would be taken for part of the next. Iterate every logical"
-                    " batch to its end, or start a new pass"
+                    " batch to its end, or call its discard()"
                 )
 
     def _draw(self) -> list[list[int]]:
@@ -179,7 +184,8 @@ class PoissonLoader:
         )
 
 
-def _population(dataset: Dataset[Any]) -> int:
+def population(dataset: Dataset[Any]) -> int:
+    """The number of samples that can be drawn; refused if there is no such number."""
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
             f"Poisson sampling needs a data set with __len__ and __getitem__, and"

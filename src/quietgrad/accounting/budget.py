@@ -40,7 +40,7 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int) -
     """The smallest noise multiplier whose epsilon does not exceed the target.
 
     What `quietgrad.accounting.epsilon` returns for it is at most `epsilon`, and below it by no more
-    than 0.01 or a thousandth of it, whichever is less.
+    than 0.01 or (unless it is next to zero) a thousandth of it, whichever is less.
 
     Args:
         epsilon: the target, > 0.
@@ -65,13 +65,15 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int) -
         found = fine(sigma)
         if epsilon - slack <= found <= epsilon:
             return sigma
+        if found == 0 and epsilon <= _TOLERANCE:
+            return sigma  # with enough noise delta alone covers the run: no value comes closer
         if not 0 < found < math.inf:
             break
         # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
         sigma *= (goal / found) ** (1 / _slope(coarse, sigma))
     raise ValueError(
         f"epsilon={epsilon!r} is not resolved at delta={delta!r}, sample_rate={sample_rate!r},"
-        f" steps={steps}: the nearest found is {found:g}, with noise multiplier {sigma:g}"
+        f" steps={steps}: the nearest found is {found:g}"
     )
 
 
@@ -131,4 +133,7 @@ def _too_small(target: float, sigma: float, spent: float) -> str:
 def _slope(spent: Spent, sigma: float) -> float:
     """Derivative of log epsilon by log sigma, negative."""
     ratio = 1.02
-    return math.log(spent(sigma * ratio) / spent(sigma)) / math.log(ratio)
+    here, beyond = spent(sigma), spent(sigma * ratio)
+    if not here > beyond > 0:
+        return -1.0  # epsilon ~ 1 / sigma, the law of a single Gaussian
+    return math.log(beyond / here) / math.log(ratio)

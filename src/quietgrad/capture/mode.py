@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from quietgrad.capture import derivation
 from quietgrad.capture.call import Call, Frame
+from quietgrad.capture.inputs import watch_lookup
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape, Target
+
+
+_SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 
 
 class CaptureMode(TorchFunctionMode):
@@ -35,6 +40,8 @@ class CaptureMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in derivation.METADATA or derivation.is_plain_property(func):
             return func(*args, **kwargs)
+        if func is _SET_REQUIRES_GRAD and args[0].requires_grad and args[1]:
+            return None  # some models ask it of their input, which may be watched already
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
         tensors = list(_tensors((*args, *kwargs.values())))
@@ -85,6 +92,8 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         output = func(*args, **kwargs)
+        if tape.verify and func is F.embedding and torch.is_grad_enabled():
+            return watch_lookup(tape, self._path, tensors[0], output)
         without_grad = not torch.is_grad_enabled()
         if all(
             (target is not None and without_grad) or tape.is_constant(tensor)

@@ -12,11 +12,13 @@ from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
 from quietgrad.capture.constants import Constants
+from quietgrad.capture.inputs import leading_size, watch_inputs
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
+from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Sink, Tape
-from quietgrad.errors import LossError, SampleMixingError, StrayGradientError, TrainableSetError
+from quietgrad.errors import EngineStateError, LossError, StrayGradientError, TrainableSetError
 
 
 class Capture:
@@ -28,12 +30,13 @@ class Capture:
     """
 
     def __init__(self, model: nn.Module, when: Callable[[], bool] = lambda: True) -> None:
+        _refuse_attached(model)
+        _refuse_unusable(model)
         self.parameters = ParameterTable(model)
-        self._refuse_unusable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
         self._book, self._constants = LayoutBook(), Constants(model)
-        self._tape = Tape(self._book, self._constants)
+        self._tape = Tape(self._book, self._constants, None, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape)
         self._entered = 0
         self._handles: list[RemovableHandle] = []
@@ -46,39 +49,41 @@ class Capture:
 
     def detach(self) -> None:
         """Remove every hook: the model is as it was."""
-        self.reset()
+        self.begin()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def reset(self, batch_hint: int | None = None) -> None:
-        """Forget the running recording, also after an interrupt in the middle of a forward."""
+    def begin(self, batch_hint: int | None = None, *, verify: bool = False) -> None:
+        """Begin a new recording; whatever ran before, interrupted forwards too, is forgotten.
+
+        With ``verify`` the coming backward pass first probes that samples are independent.
+        """
         while self._entered:
             self._entered -= 1
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._mode.frames.clear()
         self._tape.close()
         self._constants.forget_dead()
-        self._tape = Tape(self._book, self._constants)
-        self._tape.batch_hint = batch_hint
+        self._tape = Tape(self._book, self._constants, batch_hint, verify=verify)
 
-    def backward(self, losses: Tensor, sink: Sink, *, verify: bool) -> None:
+    def backward(self, losses: Tensor, sink: Sink) -> None:
         """One backward pass of ``losses[B]``; every parameter's factor goes to ``sink``.
 
-        With ``verify``, or where an operation has not been seen before, probes first establish
-        which rows belong to which sample, and that samples are independent.
+        Where this is to be verified, or an operation has not been seen before, probes first
+        establish which rows belong to which sample, and that samples are independent.
         """
         _check_losses(losses)
         tape = self._tape
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
-            if len(losses) > 1 and (verify or tape.is_unsettled(len(losses))):
+            if len(losses) > 1 and (tape.verify or tape.is_unsettled(len(losses))):
                 self._probe(tape, losses)
             tape.collect(losses, sink)
             self._refuse_escaped_gradients()
         finally:
-            self.reset()
+            self.begin()
 
     def check_trainable_set(self) -> None:
         """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
@@ -94,24 +99,24 @@ class Capture:
 
     # -- called by the hooks -------------------------------------------------------------------
 
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """A module's forward begins."""
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A module's forward begins; its arguments, as they are to be used."""
         frames = self._mode.frames
         outermost = not frames
         frames.append(Frame(path))
         if outermost and torch.is_grad_enabled() and self._when():
             if self._tape.batch_hint is None:
-                self._tape.batch_hint = _leading_size((*args, *kwargs.values()))
+                self._tape.batch_hint = leading_size((args, kwargs))
+            if self._tape.verify and not path:
+                args, kwargs = watch_inputs(self._tape, (args, kwargs))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._entered += 1
         elif self._entered and not torch.is_grad_enabled():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes = True
-        if self._entered and isinstance(module, nn.SyncBatchNorm) and module.training:
-            raise SampleMixingError(
-                f"SyncBatchNorm '{path}' in training mode normalises with statistics of the whole "
-                "batch. Replace it by GroupNorm or LayerNorm."
-            )
+        if self._entered:
+            forbidden.check_module(module, path)
+        return args, kwargs
 
     def leave(self) -> None:
         """A module's forward ended, normally or not."""
@@ -160,25 +165,17 @@ class Capture:
                 "parameters only inside a forward called as model(...), after model.train()."
             )
 
-    @staticmethod
-    def _refuse_unusable(model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise TrainableSetError(
-                    f"parameter '{name}' is not initialized yet (a lazy module): run one forward "
-                    "pass before attaching."
-                )
-            if parameter.requires_grad and not parameter.is_floating_point():
-                raise TrainableSetError(
-                    f"parameter '{name}' is complex: only real ones are supported"
-                )
-
 
 class _Hook:
     """Belongs to one attached model; a copy of the model gets hooks that do nothing."""
 
     def __init__(self, capture: Capture | None = None) -> None:
         self._capture = capture
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the hook belongs to an attached model, and not to a copy of one."""
+        return self._capture is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
         return type(self)()
@@ -192,15 +189,37 @@ class _Enter(_Hook):
         super().__init__(capture)
         self._path = path
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._capture is not None:
-            self._capture.enter(self._path, module, args, kwargs)
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._capture is None:
+            return args, kwargs
+        return self._capture.enter(self._path, module, args, kwargs)
 
 
 class _Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._capture is not None:
             self._capture.leave()
+
+
+def _refuse_attached(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()
+        if any(isinstance(hook, _Enter) and hook.is_live for hook in hooks):
+            raise EngineStateError(
+                f"'{path or 'the model'}' is already attached: two sets of clipping and noise on "
+                "one model cannot both be right. Call detach() on the other engine first."
+            )
+
+
+def _refuse_unusable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise TrainableSetError(
+                f"parameter '{name}' is not initialized yet (a lazy module): run one forward pass "
+                "before attaching."
+            )
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
 
 
 def _check_losses(losses: Any) -> None:
@@ -218,10 +237,6 @@ def _check_losses(losses: Any) -> None:
             "the losses do not depend on any trainable parameter: they were computed under "
             "torch.no_grad() or detached."
         )
-
-
-def _leading_size(values: tuple[Any, ...]) -> int | None:
-    return next((v.shape[0] for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 
 def _private_generator() -> torch.Generator:

@@ -126,10 +126,12 @@ class Phase(Enum):
 class Tape:
     """Collects the uses of all managed parameters from the forward to the end of one backward."""
 
-    def __init__(self, book: LayoutBook, constants: Constants) -> None:
+    def __init__(
+        self, book: LayoutBook, constants: Constants, batch_hint: int | None, *, verify: bool
+    ) -> None:
         self.book, self.constants = book, constants
         self.token = torch.zeros((), requires_grad=True)
-        self.batch_hint: int | None = None
+        self.batch_hint, self.verify = batch_hint, verify
         self.recomputes = False
         self.phase = Phase.FORWARD
         self._sites: list[Site] = []
@@ -184,6 +186,7 @@ class Tape:
             not self.book.knows(site.key)
             or len(self.book.possible(site.key, site.shape, site.dims, batch)) > 1
             for site in self._sites
+            if site.uses
         )
 
     def accept_ambiguity(self) -> None:
@@ -221,7 +224,7 @@ class Tape:
             if grad is not None:
                 self._observe(site, grad)
         elif self.phase is Phase.COLLECTING:
-            if grad is not None:
+            if grad is not None and site.uses:
                 self._record(site, grad, saved)
             self._count_down(site)
         else:
@@ -246,12 +249,14 @@ class Tape:
     def _observe(self, site: Site, grad: Tensor) -> None:
         if self._mixed is not None:
             return
+        batch = len(self._seeded)
+        if not site.uses and all(size % batch for size in grad.shape):
+            return  # an input that is shared by all samples
         verdict = self.book.observe(site.key, grad, site.dims, self._seeded)
         if verdict is False:
             self._mixed = site
         elif verdict:
             self._clean = site.key
-            batch = len(self._seeded)
             left = self.book.possible(site.key, grad.shape, site.dims, batch)
             self._ambiguous |= len(left) > 1
 
@@ -313,10 +318,11 @@ class Tape:
 
 
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:
+    parameters = f" (parameter {site.parameters})" if site.uses else ""
     after = f" and {clean}" if clean is not None else " and the losses"
     return (
         f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
-        f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
+        f"{site.key}{parameters}. Something between it{after} combines samples: "
         "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
         "dimension, or a parameter used without a dimension that runs over the samples. Use "
         "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "

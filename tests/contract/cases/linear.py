@@ -67,11 +67,57 @@ case(
     "linear-of-a-parameter",
     lambda: (Net(lambda m, x: x @ F.linear(m.w, m.v).mT, w=randn(3, 2), v=randn(5, 2)), randn(B, 5)),
 )
+
+
+def _addmm(function, **parts):
+    return Net(lambda m, x: function(m, x), **parts), randn(B, 5)
+
+
+case("addmm", lambda: _addmm(lambda m, x: torch.addmm(m.b, x, m.w), b=randn(3), w=randn(5, 3)))
+case("addmm-method", lambda: _addmm(lambda m, x: m.b.addmm(x, m.w), b=randn(3), w=randn(5, 3)))
 case(
-    "linear-weight-is-data",
+    "addmm-by-keyword",
+    lambda: _addmm(
+        lambda m, x: torch.addmm(input=m.b, mat1=x, mat2=m.w, beta=1), b=randn(3), w=randn(5, 3)
+    ),
+)
+case(
+    "addmm-scaled",
+    lambda: _addmm(
+        lambda m, x: torch.addmm(m.b, x, m.w, alpha=0.5, beta=2), b=randn(3), w=randn(5, 3)
+    ),
+)
+case(
+    "addmm-row-bias",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, x, m.w), b=randn(1, 3), w=randn(5, 3)),
+)
+case(
+    "addmm-scalar-bias",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, x, m.w), b=randn(()), w=randn(5, 3)),
+)
+case(
+    "addmm-parameter-on-the-left",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, m.w, x.mT).mT, b=randn(3, 1), w=randn(3, 5)),
+)
+case(
+    "addmm-only-bias-trainable",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, x, m.w), b=randn(3), w=frozen(randn(5, 3))),
+)
+case(
+    "addmm-onto-data",
     lambda: (
-        Net(lambda m, x: torch.stack([F.linear(m.w, row) for row in x.unbind(1)], -1).mT, w=randn(2, 5)),
-        randn(B, 1, 5),
-        lambda m, x: m(x.expand(-1, 3, -1)).square().sum((0, 1))[: len(x)] if len(x) == 3 else _each(m, x),
+        Net(lambda m, x, y: torch.addmm(y, x, m.w), w=randn(5, 3)),
+        (randn(B, 5), randn(B, 3)),
+    ),
+)
+case(
+    "addmm-flattened-tokens",
+    lambda: (
+        Net(
+            lambda m, x: torch.addmm(m.b, x.view(-1, 5), m.w).view(*x.shape[:2], 3),
+            b=randn(3),
+            w=randn(5, 3),
+        ),
+        randn(B, 7, 5),
     ),
 )

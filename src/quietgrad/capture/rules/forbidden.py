@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 
@@ -17,6 +18,12 @@ def check(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], path:
     checker = _CHECKS.get(function)
     if checker is not None:
         checker(_arguments(function, args, kwargs), f"module '{path}'" if path else "the model")
+
+
+def check_module(module: nn.Module, path: str) -> None:
+    """Refuse a module that mixes samples outside of torch's functions."""
+    if isinstance(module, nn.SyncBatchNorm) and module.training:
+        _check_batch_norm({"training": True}, f"module '{path}'" if path else "the model")
 
 
 def _check_batch_norm(arguments: dict[str, Any], where: str) -> None:

@@ -1,0 +1,5 @@
+"""`python -m quietgrad.cli`."""
+
+from quietgrad.cli import main
+
+main()

@@ -1,0 +1,25 @@
+"""Recipes by name. To add one: a module with a function of its own name, and a name here."""
+
+from difflib import get_close_matches
+from importlib import import_module
+
+from quietgrad.recipes.recipe import Recipe
+
+_NAMES = ("digits",)
+
+
+def names() -> tuple[str, ...]:
+    """The names `load` understands."""
+    return _NAMES
+
+
+def load(name: str) -> Recipe:
+    """The recipe of this name; ValueError, with the nearest names, if there is none."""
+    if name not in _NAMES:
+        near = get_close_matches(name.lower(), _NAMES, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"unknown recipe {name!r}.{hint} Known: {', '.join(_NAMES)}")
+    module = import_module(f"quietgrad.recipes.{name}")
+    recipe = getattr(module, name)()
+    assert isinstance(recipe, Recipe)
+    return recipe

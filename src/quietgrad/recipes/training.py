@@ -1,0 +1,121 @@
+"""Two training loops for one recipe: with privacy and without."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from quietgrad.engine import PrivacyEngine
+from quietgrad.recipes.recipe import Recipe, Split
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """How training stands after an epoch. All of it may be shown.
+
+    Loss and accuracy are of the held-out test set: the training loss would be read from private
+    data without any noise.
+    """
+
+    epoch: int
+    test_loss: float
+    test_accuracy: float
+    epsilon: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended. `seconds` are those of the steps, without evaluation and accounting."""
+
+    test_loss: float
+    test_accuracy: float
+    steps: int
+    seconds: float
+
+
+OnEpoch = Callable[[EpochReport], None]
+
+
+def attach(recipe: Recipe, split: Split, model: nn.Module, *, seed: int | None) -> PrivacyEngine:
+    """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
+    return PrivacyEngine(
+        model,
+        _optimizer(recipe, model),
+        split.train,
+        batch_size=recipe.batch_size,
+        epochs=recipe.epochs,
+        epsilon=recipe.epsilon,
+        delta=recipe.delta,
+        clipping=recipe.clipping,
+        grouping=recipe.grouping,
+        physical_batch_size=recipe.physical_batch_size,
+        seed=seed,
+    )
+
+
+def train_private(
+    recipe: Recipe, split: Split, model: nn.Module, engine: PrivacyEngine, *, on_epoch: OnEpoch
+) -> Outcome:
+    """Train with the engine that is attached to the model, and detach it."""
+    seconds = 0.0
+    for epoch in range(1, recipe.epochs + 1):
+        started = time.perf_counter()
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(F.cross_entropy(model(x), y, reduction="none"))
+            engine.step()
+        seconds += time.perf_counter() - started
+        report = _report(epoch, model, split, engine.epsilon())
+        on_epoch(report)
+    engine.detach()
+    return Outcome(report.test_loss, report.test_accuracy, engine.steps_taken, seconds)
+
+
+def train_ordinary(
+    recipe: Recipe, split: Split, model: nn.Module, *, seed: int | None, on_epoch: OnEpoch
+) -> Outcome:
+    """Train the same way without clipping and noise, on shuffled batches: what privacy costs."""
+    seconds = 0.0
+    optimizer = _optimizer(recipe, model)
+    loader = DataLoader(split.train, recipe.batch_size, shuffle=True, generator=_generator(seed))
+    for epoch in range(1, recipe.epochs + 1):
+        started = time.perf_counter()
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        seconds += time.perf_counter() - started
+        report = _report(epoch, model, split, epsilon=None)
+        on_epoch(report)
+    return Outcome(report.test_loss, report.test_accuracy, recipe.epochs * len(loader), seconds)
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum)
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
+
+
+def _report(epoch: int, model: nn.Module, split: Split, epsilon: float | None) -> EpochReport:
+    loss, accuracy = _evaluate(model, split)
+    return EpochReport(epoch, loss, accuracy, epsilon)
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
+    model.eval()
+    loss = correct = total = 0.0
+    for x, y in DataLoader(split.test, batch_size=512):
+        logits = model(x)
+        loss += F.cross_entropy(logits, y, reduction="sum").item()
+        correct += (logits.argmax(dim=1) == y).sum().item()
+        total += len(y)
+    model.train()
+    return loss / total, correct / total

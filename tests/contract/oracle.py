@@ -66,7 +66,7 @@ def loop(model: nn.Module, losses: Callable[[slice], Tensor], batch: int) -> dic
 def norms_of(grads: Grads, names: Sequence[str] | None = None) -> Tensor:
     """Per-sample norms ``[B]`` of the gradients of some parameters taken together."""
     chosen = [grads[name] for name in (grads if names is None else names)]
-    return torch.cat([g.flatten(1) for g in chosen], 1).norm(dim=1)
+    return torch.cat([_flat(g) for g in chosen], 1).norm(dim=1)
 
 
 def assert_same_grads(found: Grads, truth: Grads, tolerance: Tolerance) -> None:
@@ -123,7 +123,11 @@ def _sum_excess(
 
 
 def _largest(grads: Tensor) -> Tensor:
-    return grads.abs().flatten(1).amax(1)
+    return _flat(grads).abs().amax(1)
+
+
+def _flat(grads: Tensor) -> Tensor:
+    return grads.reshape(len(grads), -1)
 
 
 def _largest_of_all(truth: Grads) -> Tensor:

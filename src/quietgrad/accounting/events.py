@@ -20,9 +20,11 @@ class GaussianEvent:
     steps: int = 1
 
     def __post_init__(self) -> None:
-        require_positive("noise_multiplier", self.noise_multiplier)
-        require_rate("sample_rate", self.sample_rate)
-        require_count("steps", self.steps, at_least=0)
+        # Plain Python numbers, whatever was passed, so that events can be saved and compared.
+        sigma = require_positive("noise_multiplier", self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", sigma)
+        object.__setattr__(self, "sample_rate", require_rate("sample_rate", self.sample_rate))
+        object.__setattr__(self, "steps", require_count("steps", self.steps, at_least=0))
 
     def same_mechanism(self, other: "GaussianEvent") -> bool:
         """Whether the two differ in nothing but the number of steps."""

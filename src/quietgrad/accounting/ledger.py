@@ -35,7 +35,7 @@ class Ledger:
 
     def record(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Add one step."""
-        self._append(GaussianEvent(float(noise_multiplier), float(sample_rate)))
+        self._append(GaussianEvent(noise_multiplier, sample_rate))
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on what all steps together spend at `delta`; kept until the next step."""

@@ -17,6 +17,11 @@ from quietgrad.capture.tape import Lookup, MakeFactor, Site, Tape, Target, Use
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, Gather
 
+_IN_PLACE_OPERATORS = frozenset(
+    f"{name}__"
+    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+)
+
 Uses = Sequence[tuple[Tensor | None, MakeFactor]]
 """Tensors that may be managed, each with how its factor is made."""
 
@@ -55,6 +60,14 @@ class Call:
         """The operation's name, for messages."""
         return operation_name(self.function)
 
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether the operation changes its first argument: ``add_``, ``__iadd__`` and so on."""
+        name = self.name
+        if name.startswith("__"):
+            return name == "__setitem__" or name.removeprefix("__i") in _IN_PLACE_OPERATORS
+        return name.endswith("_")
+
     def is_managed(self, value: Any) -> bool:
         """Whether ``value`` is a trainable parameter or derived from such alone."""
         return self._target_of(value) is not None
@@ -81,6 +94,12 @@ class Call:
         kept = [Use(target, make) for target, make in managed if target is not None]
         if not kept:
             return output
+        if output.is_complex():
+            raise self.refuse(
+                "complex products are not supported",
+                "Use real parameters and elementwise operations",
+                *(tensor for tensor, _ in uses),
+            )
         site = self._site(kept, label, output.shape, dims)
         detached = [tensor.detach() for tensor in saved]
         return tap_output(output, self._tape.token, site, detached)

@@ -75,7 +75,7 @@ def derive(
     managed: list[tuple[Tensor, Target]],
 ) -> Any:
     """Run an operation on parameters and constants alone; its results are managed tensors."""
-    if _writes_in_place(call.function) and managed[0][0] is args[0]:
+    if call.writes_in_place and managed[0][0] is args[0]:
         raise call.refuse(
             "a tensor computed from trainable parameters is changed in place",
             "Use the out-of-place operation",
@@ -127,7 +127,7 @@ def _is_isometric(
         return False
     if function is Tensor.__getitem__:
         return _is_basic_index(args[1])
-    if function is F.embedding:
+    if function is F.embedding and len(args) > 1:
         padded = len(args) > 2 and args[2] is not None
         return not padded and args[0].unique().numel() == args[0].numel()
     return function in _ISOMETRIC or _property_name(function) in ("T", "mT")
@@ -150,18 +150,6 @@ def _lookup(
     table = managed[0][0]
     rows = table.shape[0]
     return Lookup(table, args[0], None if padding is None else padding % rows)
-
-
-def _writes_in_place(function: Callable[..., Any]) -> bool:
-    name = operation_name(function)
-    if name in ("__setitem__",):
-        return True
-    in_place_operator = name.startswith("__i") and name not in (
-        "__index__",
-        "__invert__",
-        "__int__",
-    )
-    return in_place_operator or (name.endswith("_") and not name.endswith("__"))
 
 
 def _expands_over_samples(

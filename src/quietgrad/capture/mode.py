@@ -18,7 +18,6 @@ from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape, Target
 
-
 _SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 
 
@@ -40,7 +39,7 @@ class CaptureMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in derivation.METADATA or derivation.is_plain_property(func):
             return func(*args, **kwargs)
-        if func is _SET_REQUIRES_GRAD and args[0].requires_grad and args[1]:
+        if func == _SET_REQUIRES_GRAD and args[0].requires_grad and args[1]:
             return None  # some models ask it of their input, which may be watched already
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()

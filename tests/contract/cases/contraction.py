@@ -30,9 +30,7 @@ _product("matmul-batched-parameter-left", lambda w, x: w @ x, (3, 2, 7), (3, 7, 
 _product("matmul-parameter-with-leading-one", lambda w, x: x @ w, (1, 3, 5, 2), (3, 7, 5))
 _product("matmul-parameter-broadcast-inside", lambda w, x: x @ w, (3, 1, 5, 2), (3, 2, 7, 5))
 _product("matmul-data-broadcast", lambda w, x: x.unsqueeze(1) @ w, (3, 5, 2), (7, 5))
-_product(
-    "matmul-rows-before-samples", lambda w, x: (x @ w).transpose(0, 1), (3, 5, 2), (5,)
-)
+_product("matmul-rows-before-samples", lambda w, x: (x @ w).transpose(0, 1), (3, 5, 2), (5,))
 _product("matmul-one-by-one", lambda w, x: x @ w, (1, 1), (3, 1))
 _product("matmul-square-like-the-batch", lambda w, x: w @ x @ w, (B, B), (B, B))
 _product("matmul-in-place-after", lambda w, x: (x @ w).relu_(), (5, 3), (2, 5))
@@ -41,7 +39,7 @@ _product("mm-method", lambda w, x: x.mm(w), (5, 3), (5,))
 _product("mm-left", lambda w, x: w.mm(x.mT).mT, (3, 5), (5,))
 _product("mv", lambda w, x: torch.mv(x, w), (5,), (5,))
 _product("mv-method", lambda w, x: x.mv(w), (5,), (5,))
-_product("bmm-heads", lambda w, x: torch.bmm(x.mT.transpose(0, 2), w).mT.mT.transpose(0, 1), (3, 5, 2), (5, 3))
+_product("bmm", lambda w, x: torch.bmm(x.transpose(0, 1), w).transpose(0, 1), (3, 5, 2), (3, 5))
 _product("bmm-method", lambda w, x: x.transpose(0, 1).bmm(w).transpose(0, 1), (3, 5, 2), (3, 5))
 _product("bmm-left", lambda w, x: w.bmm(x.permute(1, 2, 0)).permute(2, 0, 1), (3, 2, 5), (3, 5))
 _product("bmm-expanded", lambda w, x: torch.bmm(x, w.expand(len(x), -1, -1)), (1, 5, 2), (3, 5))
@@ -58,24 +56,37 @@ _product("einsum-heads", lambda w, x: einsum("bthd,hdp->bhtp", x, w), (2, 5, 3),
 _product("einsum-merged-heads", lambda w, x: einsum("bthd,hde->bte", x, w), (2, 5, 3), (7, 2, 5))
 _product("einsum-split-heads", lambda w, x: einsum("btd,dhp->bhtp", x, w), (5, 2, 3), (7, 5))
 _product("einsum-ellipsis", lambda w, x: einsum("...d,dp->...p", x, w), (5, 3), (2, 7, 5))
-_product("einsum-two-ellipses", lambda w, x: einsum("...td,...dp->...tp", x, w), (2, 5, 3), (2, 7, 5))
-_product("einsum-ellipsis-of-one", lambda w, x: einsum("...d,...d->...d", x, w), (2, 1, 5), (2, 7, 5))
+_product(
+    "einsum-two-ellipses", lambda w, x: einsum("...td,...dp->...tp", x, w), (2, 5, 3), (2, 7, 5)
+)
+_product(
+    "einsum-ellipsis-of-one", lambda w, x: einsum("...d,...d->...d", x, w), (2, 1, 5), (2, 7, 5)
+)
 _product("einsum-ellipsis-summed", lambda w, x: einsum("b...d,dp->bp", x, w), (5, 3), (2, 7, 5))
 _product("einsum-implicit-output", lambda w, x: einsum("bij,jk", x, w), (5, 3), (7, 5))
 _product("einsum-implicit-and-sorted", lambda w, x: einsum("dp,bd", w, x), (5, 3), (5,))
 _product("einsum-implicit-ellipsis", lambda w, x: einsum("...ij,jk", x, w), (5, 3), (2, 7, 5))
-_product("einsum-spaces-and-capitals", lambda w, x: einsum("B T D, D P -> B T P", x, w), (5, 3), (7, 5))
+_product(
+    "einsum-spaces-and-capitals", lambda w, x: einsum("B T D, D P -> B T P", x, w), (5, 3), (7, 5)
+)
 _product("einsum-elementwise", lambda w, x: einsum("btd,d->btd", x, w), (5,), (7, 5))
 _product("einsum-shared-letter-kept", lambda w, x: einsum("btd,td->bt", x, w), (7, 5), (7, 5))
 _product("einsum-outer", lambda w, x: einsum("bi,j->bij", x, w), (3,), (5,))
-_product("einsum-letter-of-the-parameter-alone", lambda w, x: einsum("bi,ijk->bj", x, w), (5, 3, 2), (5,))
+_product(
+    "einsum-letter-of-the-parameter-alone", lambda w, x: einsum("bi,ijk->bj", x, w), (5, 3, 2), (5,)
+)
 _product("einsum-letter-of-data-alone", lambda w, x: einsum("bti,ij->bj", x, w), (5, 3), (7, 5))
 _product("einsum-nothing-shared", lambda w, x: einsum("bi,jk->bk", x, w), (2, 3), (5,))
 _product("einsum-quadratic", lambda w, x: einsum("bi,ij,bj->b", x, w, x), (5, 5), (5,))
 _product("einsum-parameter-twice", lambda w, x: einsum("bi,ij,kj->bk", x, w, w), (5, 3), (5,))
 _product("einsum-operand-list", lambda w, x: einsum("bi,ij->bj", [x, w]), (5, 3), (5,))
 _product("einsum-samples-last", lambda w, x: einsum("bd,dp->pb", x, w).mT, (5, 3), (5,))
-_product("einsum-samples-in-the-middle", lambda w, x: einsum("btd,dp->tbp", x, w).transpose(0, 1), (5, 3), (B, 5))
+_product(
+    "einsum-samples-in-the-middle",
+    lambda w, x: einsum("btd,dp->tbp", x, w).transpose(0, 1),
+    (5, 3),
+    (B, 5),
+)
 _product("einsum-two-data", lambda w, x, y: einsum("bi,bj,oij->bo", x, y, w), (3, 5, 2), (5,), (2,))
 _product("einsum-letters-to-the-end", lambda w, x: einsum("XWV,VU->XWU", x, w), (5, 3), (7, 5))
 _product("einsum-in-place-after", lambda w, x: einsum("bd,pd->bp", x, w).mul_(2), (3, 5), (5,))

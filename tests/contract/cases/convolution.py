@@ -13,7 +13,9 @@ _TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose
 def _layer(name, layers, dims, *args, **options):
     """A case of one layer of so many dimensions, on images of the usual size."""
     images = (args[0], *_SIZES[dims])
-    case(f"{name}{dims}d{_tag(options)}", lambda: (layers[dims](*args, **options), randn(B, *images)))
+    case(
+        f"{name}{dims}d{_tag(options)}", lambda: (layers[dims](*args, **options), randn(B, *images))
+    )
 
 
 def _tag(options):
@@ -39,7 +41,7 @@ for _dims in _SIZES:
 
 _layer("conv", _PLAIN, 2, 3, 2, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2))
 _layer("conv", _PLAIN, 2, 2, 3, (2, 4), padding="same", padding_mode="reflect")
-_layer("conv", _PLAIN, 2, 3, 2, 1)
+_layer("conv-pointwise", _PLAIN, 2, 3, 2, 1)
 _layer("conv", _PLAIN, 2, 3, 2, 3, stride=4)
 _layer("conv", _PLAIN, 1, 4, 4, 4, groups=4, padding="same", padding_mode="circular")
 
@@ -50,14 +52,18 @@ case(
 case(
     "conv2d-stack",
     lambda: (
-        nn.Sequential(nn.Conv2d(1, 3, 3, 2), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 2), nn.Flatten()),
+        nn.Sequential(
+            nn.Conv2d(1, 3, 3, 2), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 2), nn.Flatten()
+        ),
         randn(B, 1, 8, 8),
     ),
 )
 case(
     "conv2d-functional",
     lambda: (
-        Net(lambda m, x: F.conv2d(x, m.w, bias=m.b, padding=(1, 0)), w=randn(2, 3, 2, 2), b=randn(2)),
+        Net(
+            lambda m, x: F.conv2d(x, m.w, bias=m.b, padding=(1, 0)), w=randn(2, 3, 2, 2), b=randn(2)
+        ),
         randn(B, 3, 5, 5),
     ),
 )
@@ -70,7 +76,10 @@ case(
 )
 case(
     "conv2d-used-twice",
-    lambda: (Net(lambda m, x: m.f(m.f(x).tanh()), f=nn.Conv2d(2, 2, 3, padding=1)), randn(B, 2, 5, 5)),
+    lambda: (
+        Net(lambda m, x: m.f(m.f(x).tanh()), f=nn.Conv2d(2, 2, 3, padding=1)),
+        randn(B, 2, 5, 5),
+    ),
 )
 case(
     "conv2d-frames-of-a-video",

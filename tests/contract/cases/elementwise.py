@@ -4,12 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import arange, nn, randint, randn, zeros
 
-from .table import B, Net, between, case
+from .table import B, Net, between, case, score
 
 
 def _with(name, function, parameter, *shape):
     """A case of ``function(parameter, data)``, given by their shapes (data ``[B, 7, 5]``)."""
-    case(name, lambda: (Net(lambda m, x: function(m.p, x), p=randn(parameter)), randn(B, *shape or (7, 5))))
+    case(
+        name,
+        lambda: (
+            Net(lambda m, x: function(m.p, x), p=randn(parameter)),
+            randn(B, *shape or (7, 5)),
+        ),
+    )
 
 
 _with("scale", lambda p, x: x * p, (5,))
@@ -60,18 +66,40 @@ _with("class-token-expand-vector", lambda p, x: torch.cat([p.expand(len(x), 1, 5
 _with("class-token-expand-as", lambda p, x: torch.cat([p.expand_as(x[:, :1]), x], 1), (1, 1, 5))
 _with("class-token-repeat", lambda p, x: torch.cat([p.repeat(len(x), 1, 1), x], 1), (1, 1, 5))
 _with("class-token-tile", lambda p, x: torch.cat([torch.tile(p, (len(x), 1, 1)), x], 1), (1, 1, 5))
-_with("class-token-broadcast", lambda p, x: torch.cat([torch.broadcast_to(p, (len(x), 1, 5)), x], 1), (1, 1, 5))
-_with("class-token-expand-by-keyword", lambda p, x: torch.cat([torch.broadcast_to(p, size=(len(x), 1, 5)), x], 1), (5,))
+_with(
+    "class-token-broadcast",
+    lambda p, x: torch.cat([torch.broadcast_to(p, (len(x), 1, 5)), x], 1),
+    (1, 1, 5),
+)
+_with(
+    "class-token-expand-by-keyword",
+    lambda p, x: torch.cat([torch.broadcast_to(p, size=(len(x), 1, 5)), x], 1),
+    (5,),
+)
 _with("class-token-stacked", lambda p, x: torch.cat([torch.stack([p] * len(x)), x], 1), (1, 5))
 _with("class-token-added-to-zeros", lambda p, x: torch.cat([zeros(len(x), 1, 5) + p, x], 1), (5,))
-_with("class-token-repeat-interleave", lambda p, x: torch.cat([p.repeat_interleave(len(x), 0), x], 1), (1, 1, 5))
+_with(
+    "class-token-repeat-interleave",
+    lambda p, x: torch.cat([p.repeat_interleave(len(x), 0), x], 1),
+    (1, 1, 5),
+)
 _with("prompt-of-several-tokens", lambda p, x: torch.cat([p.expand(len(x), -1, -1), x], 1), (3, 5))
 _with("prompt-stacked-features", lambda p, x: torch.stack([x, p.expand_as(x)], 1), (5,))
 _with("position-table", lambda p, x: x + p[:7], (9, 5))
 _with("position-table-batch-of-one", lambda p, x: x + p, (1, 7, 5))
-_with("position-table-repeated-over-folds", lambda p, x: x.flatten(0, 1).add(p.repeat(len(x), 1)).view_as(x), (7, 5))
+_with(
+    "position-table-repeated-over-folds",
+    lambda p, x: x.flatten(0, 1).add(p.repeat(len(x), 1)).view_as(x),
+    (7, 5),
+)
 _with("row-expanded-over-positions", lambda p, x: x + p.expand(7, -1), (1, 5))
-_with("row-expanded-over-positions-like-samples", lambda p, x: x + p.expand(x.shape[1], -1), (1, 5), 2 * B, 5)
+_with(
+    "row-expanded-over-positions-like-samples",
+    lambda p, x: x + p.expand(x.shape[1], -1),
+    (1, 5),
+    2 * B,
+    5,
+)
 _with("row-repeated-over-positions-like-samples", lambda p, x: x * p.repeat(B, 1), (1, 5), B, 5)
 _with("gate", lambda p, x: x * p.sigmoid() + x.tanh() * (1 - p.sigmoid()), (5,))
 _with("rotation", lambda p, x: torch.stack([x * p.cos(), x * p.sin()]).sum(0), (5,))
@@ -92,19 +120,38 @@ case("prelu-channels", lambda: (nn.PReLU(3), randn(B, 3, 5, 2)))
 case("prelu-channels-2d", lambda: (nn.PReLU(5), randn(B, 5)))
 case("prelu-between", lambda: (between(nn.PReLU()), randn(B, 5)))
 case("prelu-channels-between", lambda: (between(nn.PReLU(6)), randn(B, 5)))
-case("prelu-at-zero", lambda: (nn.Sequential(nn.Linear(5, 6, bias=False), nn.PReLU()), randn(B, 3, 5) * torch.tensor([[1.0], [0.0], [2.0]])))
+case("prelu-at-zero", lambda: (nn.Sequential(_zeroed(nn.Linear(5, 6)), nn.PReLU()), randn(B, 5)))
+
+
+def _zeroed(layer):
+    """Initialized to zero, as the last layer of a residual branch often is."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 case(
     "affine-of-activations",
-    lambda: (Net(lambda m, x: m.f(x) * m.s + m.b, f=nn.Linear(5, 6), s=randn(6), b=randn(6)), randn(B, 5)),
+    lambda: (
+        Net(lambda m, x: m.f(x) * m.s + m.b, f=nn.Linear(5, 6), s=randn(6), b=randn(6)),
+        randn(B, 5),
+    ),
 )
 case(
     "in-place-bias-of-activations",
-    lambda: (Net(lambda m, x: _iadd(m.f(x), m.b).relu_(), f=nn.Linear(5, 6), b=randn(6)), randn(B, 5)),
+    lambda: (
+        Net(lambda m, x: _iadd(m.f(x), m.b).relu_(), f=nn.Linear(5, 6), b=randn(6)),
+        randn(B, 5),
+    ),
 )
 case(
     "mask-token",
     lambda: (
-        Net(lambda m, x: _assign(m.f(x), x[..., 0] > 0, m.token.to(x.dtype)), f=nn.Linear(5, 6), token=randn(6)),
+        Net(
+            lambda m, x: _assign(m.f(x), x[..., 0] > 0, m.token.to(x.dtype)),
+            f=nn.Linear(5, 6),
+            token=randn(6),
+        ),
         randn(B, 7, 5),
     ),
 )
@@ -117,7 +164,11 @@ def _positions(positions, length=7, types=None):
         hidden = m.tokens(ids) + m.positions(positions(ids))
         return hidden if types is None else hidden + m.types(types(ids))
 
-    parts = {"tokens": nn.Embedding(9, 5), "positions": nn.Embedding(9, 5), "types": nn.Embedding(2, 5)}
+    parts = {
+        "tokens": nn.Embedding(9, 5),
+        "positions": nn.Embedding(9, 5),
+        "types": nn.Embedding(2, 5),
+    }
     return Net(forward, **parts), randint(9, (B, length))
 
 
@@ -128,8 +179,16 @@ case("positions-from-data", lambda: _positions(lambda ids: ids.ne(0).long().cums
 case("positions-like-samples", lambda: _positions(lambda ids: arange(B)[None], B))
 case("positions-vector-like-samples", lambda: _positions(lambda ids: arange(2 * B), 2 * B))
 case("token-types-zeros", lambda: _positions(lambda ids: arange(7)[None], 7, torch.zeros_like))
-case("token-types-made-of-zeros", lambda: _positions(lambda ids: arange(7)[None], 7, lambda ids: zeros(ids.shape, dtype=torch.long)))
-case("token-types-batch-of-one", lambda: _positions(lambda ids: arange(B), B, lambda ids: arange(B)[None] % 2))
+case(
+    "token-types-made-of-zeros",
+    lambda: _positions(
+        lambda ids: arange(7)[None], 7, lambda ids: zeros(ids.shape, dtype=torch.long)
+    ),
+)
+case(
+    "token-types-batch-of-one",
+    lambda: _positions(lambda ids: arange(B), B, lambda ids: arange(B)[None] % 2),
+)
 case(
     "positions-times-data",
     lambda: (
@@ -155,12 +214,12 @@ for _length in (7, B, 2 * B):
     case(
         f"position-ids-as-argument-{_length}",
         lambda n=_length: (
-            _positions(lambda ids: ids, n)[0],
+            Net(
+                lambda m, ids, positions: m.tokens(ids) + m.positions(positions),
+                tokens=nn.Embedding(9, 5),
+                positions=nn.Embedding(9, 5),
+            ),
             randint(9, (B, n)),
-            lambda m, ids: (m.tokens(ids) * 0).sum((1, 2)) + _positioned(m, ids),
+            lambda m, ids: score(m(ids, arange(ids.shape[1])[None])),
         ),
     )
-
-
-def _positioned(m, ids):
-    raise NotImplementedError

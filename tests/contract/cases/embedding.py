@@ -12,11 +12,23 @@ case("embedding-3d-ids", lambda: (nn.Embedding(9, 5), randint(9, (B, 2, 3))))
 case("embedding-repeated-ids", lambda: (nn.Embedding(2, 5), randint(2, (B, 9))))
 case("embedding-same-id-everywhere", lambda: (nn.Embedding(9, 5), torch.full((B, 3), 2)))
 case("embedding-padding", lambda: (nn.Embedding(3, 5, padding_idx=1), randint(3, (B, 7))))
-case("embedding-padding-from-the-end", lambda: (nn.Embedding(3, 5, padding_idx=-1), randint(3, (B, 7))))
+case(
+    "embedding-padding-from-the-end",
+    lambda: (nn.Embedding(3, 5, padding_idx=-1), randint(3, (B, 7))),
+)
 case("embedding-positions-look-like-samples", lambda: (nn.Embedding(9, B), randint(9, (B, B))))
-case("embedding-by-keyword", lambda: (_table(lambda w, i: F.embedding(input=i, weight=w, padding_idx=0)), randint(3, (B, 7))))
+case(
+    "embedding-by-keyword",
+    lambda: (
+        _table(lambda w, i: F.embedding(input=i, weight=w, padding_idx=0)),
+        randint(3, (B, 7)),
+    ),
+)
 case("embedding-native", lambda: (_table(lambda w, i: torch.embedding(w, i)), randint(3, (B, 7))))
-case("embedding-frozen-ids-then-linear", lambda: (nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 3)), randint(9, (B, 7))))
+case(
+    "embedding-frozen-ids-then-linear",
+    lambda: (nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 3)), randint(9, (B, 7))),
+)
 case(
     "embedding-of-a-product",
     lambda: (
@@ -38,7 +50,10 @@ case("indexed-vector", lambda: (_table(lambda w, i: w[i], 3), randint(3, (B, 7))
 case("indexed-3d-table", lambda: (_table(lambda w, i: w[i], 3, 5, 2), randint(3, (B, 7))))
 case("indexed-by-a-tuple", lambda: (_table(lambda w, i: w[i, :]), randint(3, (B, 7))))
 case("index-select", lambda: (_table(lambda w, i: w.index_select(0, i)), randint(3, (B,))))
-case("index-select-function", lambda: (_table(lambda w, i: torch.index_select(w, 0, i)), randint(3, (B,))))
+case(
+    "index-select-function",
+    lambda: (_table(lambda w, i: torch.index_select(w, 0, i)), randint(3, (B,))),
+)
 
 for _mode in ("sum", "mean", "max"):
     case(f"bag-{_mode}", lambda m=_mode: (nn.EmbeddingBag(9, 5, mode=m), randint(9, (B, 7))))

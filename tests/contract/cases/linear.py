@@ -12,8 +12,13 @@ case("linear-4d", lambda: (nn.Linear(5, 3), randn(B, 2, 3, 5)))
 case("linear-no-bias", lambda: (nn.Linear(5, 3, bias=False), randn(B, 3, 5)))
 case("linear-one-output", lambda: (nn.Linear(5, 1), randn(B, 5)))
 case("linear-positions-look-like-samples", lambda: (nn.Linear(B, B), randn(B, B, B)))
-case("linear-transposed-input", lambda: (Net(lambda m, x: m.f(x.mT), f=nn.Linear(7, 3)), randn(B, 7, 5)))
-case("linear-mlp", lambda: (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), randn(B, 5)))
+case(
+    "linear-transposed-input",
+    lambda: (Net(lambda m, x: m.f(x.mT), f=nn.Linear(7, 3)), randn(B, 7, 5)),
+)
+case(
+    "linear-mlp", lambda: (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), randn(B, 5))
+)
 
 
 def _frozen_part(name: str) -> nn.Linear:
@@ -44,7 +49,10 @@ case(
 )
 case(
     "linear-weight-of-a-child",
-    lambda: (Net(lambda m, x: F.linear(x, m.f.weight, m.f.bias), f=nn.Linear(5, 3)), randn(B, 2, 5)),
+    lambda: (
+        Net(lambda m, x: F.linear(x, m.f.weight, m.f.bias), f=nn.Linear(5, 3)),
+        randn(B, 2, 5),
+    ),
 )
 case(
     "linear-parameter-handed-to-a-child",
@@ -65,7 +73,10 @@ case(
 )
 case(
     "linear-of-a-parameter",
-    lambda: (Net(lambda m, x: x @ F.linear(m.w, m.v).mT, w=randn(3, 2), v=randn(5, 2)), randn(B, 5)),
+    lambda: (
+        Net(lambda m, x: x @ F.linear(m.w, m.v).mT, w=randn(3, 2), v=randn(5, 2)),
+        randn(B, 5),
+    ),
 )
 
 

@@ -11,16 +11,26 @@ case("layer-norm-2d", lambda: (nn.LayerNorm(5), randn(B, 5)))
 case("layer-norm-whole-sample", lambda: (nn.LayerNorm((7, 5)), randn(B, 7, 5)))
 case("layer-norm-positions-like-samples", lambda: (nn.LayerNorm(B), randn(B, B, B)))
 case("layer-norm-no-bias", lambda: (nn.LayerNorm(5, bias=False), randn(B, 7, 5)))
-case("layer-norm-no-affine", lambda: (between(nn.LayerNorm(6, elementwise_affine=False)), randn(B, 5)))
+case(
+    "layer-norm-no-affine",
+    lambda: (between(nn.LayerNorm(6, elementwise_affine=False)), randn(B, 5)),
+)
 case("layer-norm-between", lambda: (between(nn.LayerNorm(6)), randn(B, 7, 5)))
 case(
     "layer-norm-by-keyword",
     lambda: (
-        Net(lambda m, x: F.layer_norm(x, (5,), weight=m.w, bias=m.b, eps=1e-3), w=randn(5), b=randn(5)),
+        Net(
+            lambda m, x: F.layer_norm(x, (5,), weight=m.w, bias=m.b, eps=1e-3),
+            w=randn(5),
+            b=randn(5),
+        ),
         randn(B, 5),
     ),
 )
-case("layer-norm-only-bias", lambda: (Net(lambda m, x: F.layer_norm(x, (5,), bias=m.b), b=randn(5)), randn(B, 5)))
+case(
+    "layer-norm-only-bias",
+    lambda: (Net(lambda m, x: F.layer_norm(x, (5,), bias=m.b), b=randn(5)), randn(B, 5)),
+)
 case("rms-norm", lambda: (nn.RMSNorm(5), randn(B, 7, 5)))
 case("rms-norm-2-dims", lambda: (nn.RMSNorm((7, 5), eps=1e-3), randn(B, 7, 5)))
 case("rms-norm-no-affine", lambda: (between(nn.RMSNorm(6, elementwise_affine=False)), randn(B, 5)))
@@ -35,7 +45,10 @@ case("instance-norm-2d", lambda: (nn.InstanceNorm2d(3, affine=True), randn(B, 3,
 case("instance-norm-3d", lambda: (nn.InstanceNorm3d(3, affine=True), randn(B, 3, 2, 3, 2)))
 case("instance-norm-between", lambda: (between(nn.InstanceNorm1d(7, affine=True)), randn(B, 7, 5)))
 case("instance-norm-no-affine", lambda: (between(nn.InstanceNorm1d(7)), randn(B, 7, 5)))
-case("instance-norm-then-in-place", lambda: (nn.Sequential(nn.InstanceNorm1d(3, affine=True), nn.ReLU(True)), randn(B, 3, 5)))
+case(
+    "instance-norm-then-in-place",
+    lambda: (nn.Sequential(nn.InstanceNorm1d(3, affine=True), nn.ReLU(True)), randn(B, 3, 5)),
+)
 
 
 def _fixed(norm):
@@ -51,5 +64,8 @@ case("batch-norm-fixed-2d", lambda: (_fixed(nn.BatchNorm2d(3)), randn(B, 3, 5, 2
 case("batch-norm-fixed-between", lambda: (between(_fixed(nn.BatchNorm1d(6))), randn(B, 5)))
 case(
     "batch-norm-fixed-after-conv",
-    lambda: (nn.Sequential(nn.Conv2d(2, 3, 2), _fixed(nn.BatchNorm2d(3)), nn.ReLU(True)), randn(B, 2, 5, 5)),
+    lambda: (
+        nn.Sequential(nn.Conv2d(2, 3, 2), _fixed(nn.BatchNorm2d(3)), nn.ReLU(True)),
+        randn(B, 2, 5, 5),
+    ),
 )

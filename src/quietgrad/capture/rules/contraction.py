@@ -87,7 +87,7 @@ def _matmul_terms(left: int, right: int) -> tuple[list[str], str]:
 
 def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
     """Equation with ellipses spelled out and an explicit output."""
-    sides = equation.replace(" ", "").replace(_SAMPLE, "").split("->")
+    sides = equation.replace(" ", "").split("->")
     inputs = sides[0].split(",")
     unused = [letter for letter in _FREE if letter not in equation]
     longest = max(
@@ -100,7 +100,7 @@ def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str]
         sorted(letter for letter in set(letters) if letters.count(letter) == 1)
     )
     output = (sides[1] if len(sides) > 1 else implicit).replace("...", ellipsis)
-    if any(len(set(term)) != len(term) for term in terms) or _ROW in equation:
+    if any(len(set(term)) != len(term) for term in terms) or {_SAMPLE, _ROW} & set(equation):
         raise call.refuse(
             f"einsum {equation!r} repeats a letter within an operand, or uses the letters Y and Z",
             "Write it without diagonals",

@@ -21,7 +21,7 @@ _ARITHMETIC = (
 @rule(*variants(_ARITHMETIC))
 def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Arithmetic with broadcasting."""
-    if call.is_managed(args[0]) and _is_in_place(call.name):
+    if call.writes_in_place and call.is_managed(args[0]):
         raise call.refuse(
             "a trainable parameter is changed in place", "Use the out-of-place operation", args[0]
         )
@@ -99,7 +99,3 @@ def _with_copies(call: Call, tree: Any, shape: torch.Size | None) -> Any:
         return call.source(leaf, leaf.shape if shape is None else shape, f"{next(labels)}")
 
     return tree_map(copy, tree)
-
-
-def _is_in_place(name: str) -> bool:
-    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,115 @@
+"""Norms, weights and clipped sums equal a batch-of-one loop: every case, in every combination."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import cycle
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+import quietgrad as qg
+from quietgrad import clipping as clippings
+from quietgrad import grouping as groupings
+from quietgrad.strategies import Strategy
+
+from .cases import CASES, Problem, precision
+from .cases.table import B
+from .oracle import TOLERANCES, assert_same_grads, assert_same_outcome, loop, norms_of
+
+STRATEGIES = get_args(Strategy)
+GROUPINGS = (*groupings.names(), "uniform:2")
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+@cache
+def known(name: str, dtype: torch.dtype) -> tuple[Problem, dict[str, Tensor]]:
+    """A problem and its true gradients; the loop runs once for all combinations."""
+    problem = CASES[name].problem(dtype)
+    with precision(dtype):
+        return problem, loop(problem.model, problem, B)
+
+
+def radius_between(norms: Tensor) -> float:
+    """A radius that clips some samples and not others, at a distance from all of them."""
+    ordered = norms.sort().values
+    middle = ordered[(len(ordered) - 1) // 2 :][:2]
+    return 1.1 * float(middle.prod().sqrt() if len(middle) > 1 and middle[0] else middle[-1]) or 1.0
+
+
+def different_groupings(model: torch.nn.Module) -> list[str]:
+    """The groupings that apply to a model, one for each way to divide its parameters."""
+    found: dict[tuple[tuple[str, ...], ...], str] = {}
+    for grouping in GROUPINGS:
+        try:
+            groups = groupings.resolve(grouping, model)
+        except ValueError:
+            continue  # a model without repeated blocks, or with fewer layers than groups
+        found.setdefault(tuple(group.parameters for group in groups), grouping)
+    return list(found.values())
+
+
+def check(problem: Problem, truth: dict[str, Tensor], dtype: torch.dtype, **options: Any) -> None:
+    radius = radius_between(norms_of(truth))
+    found = qg.clipped_sum(problem.model, problem, radius=radius, **options)
+    weigh = clippings.resolve(options["clipping"]).weights
+    assert_same_outcome(found, truth, weigh, TOLERANCES[dtype])
+
+
+# What is not verified takes other paths: data need not require gradients, layouts may be known.
+@every_strategy
+@every_case
+def test_every_clipping_and_grouping_in_float64(name, strategy):
+    problem, truth = known(name, torch.float64)
+    with precision(torch.float64):
+        for grouping in different_groupings(problem.model):
+            for clipping, verify in zip(clippings.names(), cycle([True, False]), strict=False):
+                options = {"clipping": clipping, "grouping": grouping, "strategy": strategy}
+                check(problem, truth, torch.float64, verify=verify, **options)
+
+
+@every_case
+def test_float32(name):
+    problem, truth = known(name, torch.float32)
+    for strategy in STRATEGIES:
+        options = {"clipping": "auto-s", "grouping": "all-layer", "strategy": strategy}
+        check(problem, truth, torch.float32, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@every_case
+def test_per_sample_gradients(name, dtype):
+    problem, truth = known(name, dtype)
+    for verify in (True, False):
+        with precision(dtype):
+            found = qg.per_sample_grads(problem.model, problem, verify=verify)
+        assert_same_grads(found, truth, TOLERANCES[dtype])
+
+
+@every_case
+def test_a_batch_of_one(name):
+    problem, truth = known(name, torch.float64)
+    alone = {parameter: grads[:1] for parameter, grads in truth.items()}
+    weigh = clippings.resolve("auto-s").weights
+    for strategy in STRATEGIES:
+        with precision(torch.float64):
+            found = qg.clipped_sum(problem.model, lambda: problem(slice(0, 1)), strategy=strategy)
+        assert_same_outcome(found, alone, weigh, TOLERANCES[torch.float64])
+
+
+@every_case
+def test_the_model_is_left_as_it_was(name):
+    problem, _ = known(name, torch.float64)
+    before = {key: value.clone() for key, value in problem.model.state_dict().items()}
+    with precision(torch.float64):
+        qg.clipped_sum(problem.model, problem)
+    after = problem.model.state_dict()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    assert all(parameter.grad is None for parameter in problem.model.parameters())
+    for module in problem.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        assert not any("quietgrad" in type(hook).__module__ for hook in hooks)

@@ -111,6 +111,7 @@ class PrivacyEngine:
         self._noise = GaussianNoise(None if seed is None else seed + 1)
         self._ledger = accounting.Ledger()
         self._progress = Progress()
+        self._batch: LogicalBatch | None = None
         self._sums: dict[str, Tensor] = {}
         self._micro_batches = 0
         self._nonfinite = 0
@@ -208,6 +209,8 @@ class PrivacyEngine:
         """Drop the logical batch under way; nothing of it is released."""
         self._require_attached()
         self._capture.begin()
+        if self._batch is not None:
+            self._batch.discard()
         self._end_batch()
 
     def detach(self) -> None:
@@ -279,6 +282,7 @@ class PrivacyEngine:
         for batch in self._loader:
             self._require_budget()
             self._progress.begin(batch.micro_sizes)
+            self._batch = batch
             yield self._micro_batches_of(batch)
 
     def _micro_batches_of(self, batch: LogicalBatch) -> Iterator[Any]:
@@ -308,6 +312,7 @@ class PrivacyEngine:
 
     def _end_batch(self) -> None:
         self._sums.clear()
+        self._batch = None
         self._progress.end()
         for parameter in self._capture.parameters.trainable().values():
             parameter.grad = None

@@ -22,7 +22,7 @@ def digits() -> Recipe:
         build_model=build_model,
         epochs=30,
         batch_size=256,
-        learning_rate=0.2,
+        learning_rate=0.16,
         momentum=0.9,
         epsilon=3.0,
         delta=1e-4,  # below 1 / 1437

@@ -19,7 +19,6 @@ from quietgrad.clipping import Clipping
 from quietgrad.errors import (
     BudgetExhaustedError,
     EngineStateError,
-    LossError,
     StrayGradientError,
     TrainableSetError,
 )
@@ -150,12 +149,6 @@ class PrivacyEngine:
         size = self._progress.require_micro_batch()
         if callable(losses):
             losses = losses()
-        if isinstance(losses, Tensor) and losses.ndim == 1 and len(losses) != size:
-            self._capture.begin()
-            raise LossError(
-                f"got {len(losses)} losses for a micro-batch of {size} samples: expected exactly "
-                "one loss per sample, in the order of the batch."
-            )
         reducer = ClippedReducer(
             self.groups, self._clipping, Evaluator(*self._evaluator_options), size
         )
@@ -288,7 +281,7 @@ class PrivacyEngine:
     def _micro_batches_of(self, batch: LogicalBatch) -> Iterator[Any]:
         for micro_batch in batch:
             size = self._progress.fetch()
-            self._capture.begin(batch_hint=size, verify=self._is_verification_due())
+            self._capture.begin(size, verify=self._is_verification_due())
             yield micro_batch
 
     def _is_verification_due(self) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad.capture import Capture, Sink
+from quietgrad.capture import Capture, Sink, check_losses
 from quietgrad.clipping import Clipping
 from quietgrad.factors import Factor
 from quietgrad.grouping import Group, Grouping
@@ -59,7 +59,8 @@ def clipped_sum(
 
     Args:
         model: Any module; it is left as it was.
-        closure: Runs the model and returns one loss per sample, a 1-D tensor.
+        closure: Runs the model and returns one loss per sample, a 1-D tensor. It is called twice:
+            first without gradients, to learn the number of samples.
         clipping: A clipping function, by name or as an object with options.
         grouping: A grouping of the trainable parameters, by name or as an object.
         radius: Total clipping radius R, if ``grouping`` is a name (default 1).
@@ -131,10 +132,18 @@ def _run(
 ) -> SinkT:
     capture = Capture(model)
     try:
-        capture.begin(verify=verify)
-        losses = closure()
-        sink = make_sink(len(losses) if isinstance(losses, Tensor) and losses.ndim else 0)
-        capture.backward(losses, sink)
+        batch = _count_samples(closure)
+        capture.begin(batch, verify=verify)
+        sink = make_sink(batch)
+        capture.backward(closure(), sink)
         return sink
     finally:
         capture.detach()
+
+
+def _count_samples(closure: Callable[[], Tensor]) -> int:
+    """The number of losses, from a first run without gradients and without moving the generator."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        losses = closure()
+    check_losses(losses)
+    return len(losses)

@@ -24,7 +24,7 @@ _BERT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0
 
 def next_token(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Language modelling of the (decoder's) input ids."""
-    ids = batch.get("decoder_input_ids", batch["input_ids"] if "input_ids" in batch else None)
+    ids = batch["decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"]
     logits = model(**batch).logits[:, :-1]
     return F.cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(1)
 
@@ -71,7 +71,9 @@ def opt(**options: Any) -> Stock:
 
 def t5(**options: Any) -> Stock:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-    config = hf.T5Config(VOCABULARY, dropout_rate=0.0, decoder_start_token_id=0, **sizes, **options)
+    config = hf.T5Config(
+        vocab_size=VOCABULARY, dropout_rate=0.0, decoder_start_token_id=0, **sizes, **options
+    )
     batch = tokens() | {"decoder_input_ids": randint(3, VOCABULARY, (B, T))}
     return hf.T5ForConditionalGeneration(config), batch, next_token
 

@@ -102,6 +102,25 @@ def test_a_batch_of_one(name):
 
 
 @every_case
+def test_autocast_to_bfloat16(name):
+    problem = CASES[name].problem(torch.float32)
+
+    def losses(samples: slice = slice(None)) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return problem(samples).float()
+
+    try:
+        truth = loop(problem.model, losses, B)
+    except RuntimeError as error:
+        pytest.skip(f"torch itself has no such operation in bfloat16: {str(error)[:60]}")
+    found = qg.clipped_sum(problem.model, losses, radius=radius_between(norms_of(truth)))
+    assert found.norms.dtype == found.weights.dtype == torch.float32
+    assert all(grad.dtype == torch.float32 for grad in found.grads.values())
+    weigh = clippings.resolve("auto-s").weights
+    assert_same_outcome(found, truth, weigh, TOLERANCES[torch.bfloat16])
+
+
+@every_case
 def test_the_model_is_left_as_it_was(name):
     problem, _ = known(name, torch.float64)
     before = {key: value.clone() for key, value in problem.model.state_dict().items()}

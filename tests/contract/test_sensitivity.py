@@ -130,17 +130,27 @@ def test_gradients_whose_squares_underflow_are_bounded_too(clipping, dtype, expo
 def test_samples_that_are_not_finite_contribute_nothing(clipping, problem, bad, data):
     inputs, weights = problem.inputs
     batch = len(inputs)
-    broken = torch.tensor(data.draw(st.lists(st.booleans(), min_size=batch, max_size=batch)))
+    drawn = data.draw(st.lists(st.booleans(), min_size=batch, max_size=batch).filter(_not_all))
+    broken = torch.tensor(drawn)
     spoiled = Problem(problem.model, (inputs, weights.where(~broken, bad)), problem.losses)
     found = summed(spoiled, torch.arange(batch), clipping=clipping)
     assert found.nonfinite == broken.sum()
     assert (found.weights[broken] == 0).all()
-    clean = (
-        summed(spoiled, (~broken).nonzero().flatten(), clipping=clipping)
-        if not broken.all()
-        else None
-    )
-    assert distance(found.grads, clean and clean.grads) <= 1e-9 * found.sensitivity
+    clean = summed(spoiled, (~broken).nonzero().flatten(), clipping=clipping)
+    assert distance(found.grads, clean.grads) <= 1e-9 * found.sensitivity
+
+
+def _not_all(flags: list[bool]) -> bool:
+    return not all(flags)
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_a_batch_of_nothing_but_broken_samples_is_zero(make):
+    problem = Problem(make().double(), (torch.randn(2, 6).double(), torch.ones(2)), weighted_score)
+    problem.inputs[1][:] = torch.nan
+    found = qg.clipped_sum(problem.model, problem)
+    assert found.nonfinite == 2
+    assert all((grad == 0).all() for grad in found.grads.values())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -112,11 +112,11 @@ def test_without_a_seed_no_two_engines_share_noise_or_draws():
             engine.step()
             break
         noise.append(flat(model))
-    assert not torch.equal(*(sorted_or_padded(x) for x in seen))
+    assert not torch.equal(*(drawn(x) for x in seen))
     assert not torch.isclose(*noise).any()
 
 
-def sorted_or_padded(x):
+def drawn(x):
     """One entry per sample of the data set: 1 if it was drawn."""
     return torch.zeros(200).index_fill(0, x.long(), 1.0)
 

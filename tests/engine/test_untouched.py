@@ -136,6 +136,7 @@ def do_nothing(module, grad_input, grad_output):
     return None
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_detach_leaves_the_model_and_the_optimizer_as_they_were():
     torch.manual_seed(0)
     model = Everything().double()

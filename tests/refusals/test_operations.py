@@ -133,13 +133,12 @@ EITHER = {
     "native norm": lambda net, x: torch.native_layer_norm(
         x, (FEATURES,), net.vector, net.vector, 1e-5
     )[0],
-    "conv_tbc": lambda net, x: torch.conv_tbc(x[None], net.cube, net.vector)[0],
+    "conv_tbc": lambda net, x: torch.conv_tbc(x[None], net.cube[:1], net.vector)[0],
     "samples as channels": lambda net, x: F.conv1d(
         x.view(1, -1, 1), net.vector.view(-1, 1, 1).repeat(len(x), 1, 1), groups=x.numel()
     ).view_as(x),
     "bucketize": lambda net, x: torch.bucketize(x, net.vector.sort().values) * net.first(x),
     "type": lambda net, x: x * net.vector.type(torch.float64),
-    "out=": lambda net, x: net.first(x) * torch.exp(net.vector, out=torch.empty(FEATURES).double()),
     "numpy": lambda net, x: net.first(x * float(net.vector.detach().numpy()[0])),
     "new_tensor": lambda net, x: net.first(x) * net.vector.new_tensor([1.0, 2.0, 3.0]),
     "as constants": lambda net, x: net.first(x) * torch.tensor(net.vector.tolist()).double(),

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from quietgrad.capture.layout import Rows, SiteKey
 from quietgrad.capture.tap import tap_output, tap_source
-from quietgrad.capture.tape import Lookup, MakeFactor, Site, Tape, Target, Use
+from quietgrad.capture.tape import (
+    Lookup,
+    MakeFactor,
+    Site,
+    Tape,
+    Target,
+    Use,
+    is_spread_over_samples,
+)
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, Gather
 
@@ -106,17 +114,27 @@ class Call:
 
     def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
         """A managed tensor broadcast to ``shape``; each sample gets its own gradient."""
-        target = self._target_of(tensor)
-        assert target is not None
         shape = torch.Size(shape)
         derived = self._tape.derived(tensor)
+        if derived and derived.broadcast_from is not None:
+            tensor = derived.broadcast_from
+            derived = self._tape.derived(tensor)
         lookup = derived.lookup if derived else None
         if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
             use, dims = self._lookup_use(lookup, shape), len(shape) - 1
         else:
+            target = self._target_of(tensor)
+            assert target is not None
             use, dims = Use(target, partial(_unbroadcast, shape=tensor.shape)), len(shape)
         site = self._site([use], label, shape, dims)
         return tap_source(tensor.detach(), self._tape.token, site, shape)
+
+    def own_copies(self, tensor: Any) -> Any:
+        """A parameter repeated once per sample as data; anything else as it is."""
+        target = self._target_of(tensor)
+        if target is None or not is_spread_over_samples(target, self._tape.batch):
+            return tensor
+        return self.source(tensor, tensor.shape)
 
     def refuse(self, reason: str, remedy: str, *tensors: Any) -> UnsupportedOperationError:
         """An error that names the operation, the module and the parameters in ``tensors``."""

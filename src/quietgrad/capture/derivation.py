@@ -8,6 +8,7 @@ later uses it gives the factor of the result, and :class:`quietgrad.factors.Pull
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +17,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map
 
-from quietgrad.capture.call import Call, operation_name
+from quietgrad.capture.call import Call
 from quietgrad.capture.registry import variants
-from quietgrad.capture.tape import Derived, Lookup, ParameterTarget, Tape, Target
+from quietgrad.capture.tape import (
+    Derived,
+    Lookup,
+    ParameterTarget,
+    Tape,
+    Target,
+    aligned_sizes,
+)
 
 _PLAIN_METHODS = (
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
@@ -81,16 +89,20 @@ def derive(
             "Use the out-of-place operation",
             args[0],
         )
-    if _expands_over_samples(call.function, args, tape.batch_hint):
-        return _expanded(call, args, kwargs)
     sources, replaced = _entries(tape, managed)
-    args, kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
+    inner_args, inner_kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
     # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
     with torch.enable_grad(), saved_tensors_hooks(_identity, _identity):
-        output = call.function(*args, **kwargs)
-    isometric = _is_isometric(call.function, args, managed)
+        output = call.function(*inner_args, **inner_kwargs)
     lookup = _lookup(call.function, args, kwargs, managed)
-    return tree_map(lambda leaf: _register(tape, leaf, sources, isometric, lookup), output)
+    template = Derived(
+        torch.empty(0),
+        sources,
+        isometric=_is_isometric(call.function, args, managed, lookup),
+        lookup=lookup,
+        broadcast_from=_broadcast_source(call.function, args, output),
+    )
+    return tree_map(lambda leaf: _register(tape, leaf, template), output)
 
 
 def _entries(
@@ -106,19 +118,20 @@ def _entries(
     return sources, replaced
 
 
-def _register(
-    tape: Tape, leaf: Any, sources: dict[str, Tensor], isometric: bool, lookup: Lookup | None
-) -> Any:
+def _register(tape: Tape, leaf: Any, template: Derived) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     if not leaf.requires_grad:
-        tape.constants.add(leaf)
+        tape.provenance.note([leaf], constant=True)
         return leaf
-    return tape.add_derived(Derived(leaf, sources, isometric, lookup))
+    return tape.add_derived(replace(template, tensor=leaf))
 
 
 def _is_isometric(
-    function: Callable[..., Any], args: tuple[Any, ...], managed: list[tuple[Tensor, Target]]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    managed: list[tuple[Tensor, Target]],
+    lookup: Lookup | None,
 ) -> bool:
     if len(managed) != 1:
         return False
@@ -127,9 +140,9 @@ def _is_isometric(
         return False
     if function is Tensor.__getitem__:
         return _is_basic_index(args[1])
-    if function is F.embedding and len(args) > 1:
-        padded = len(args) > 2 and args[2] is not None
-        return not padded and args[0].unique().numel() == args[0].numel()
+    if lookup is not None:
+        distinct = lookup.ids.unique().numel() == lookup.ids.numel()
+        return distinct and lookup.padding is None
     return function in _ISOMETRIC or _property_name(function) in ("T", "mT")
 
 
@@ -144,32 +157,24 @@ def _lookup(
     kwargs: dict[str, Any],
     managed: list[tuple[Tensor, Target]],
 ) -> Lookup | None:
-    if function is not F.embedding or len(args) < 2 or len(managed) != 1:
+    if function is not F.embedding or len(managed) != 1:
         return None
-    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
-    table = managed[0][0]
-    rows = table.shape[0]
-    return Lookup(table, args[0], None if padding is None else padding % rows)
+    given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+    table, padding = managed[0][0], given.get("padding_idx")
+    if given["weight"] is not table:
+        return None
+    return Lookup(table, given["input"], None if padding is None else padding % table.shape[0])
 
 
-def _expands_over_samples(
-    function: Callable[..., Any], args: tuple[Any, ...], batch: int | None
-) -> bool:
-    """Whether a dimension of size one is repeated once per sample (a class token)."""
-    if function not in _EXPANDING or batch is None or batch == 1:
-        return False
-    before = args[0].shape
-    after = function(args[0].detach(), *args[1:]).shape
-    padded = (1,) * (len(after) - len(before)) + tuple(before)
-    grown = [(b, a) for b, a in zip(padded, after, strict=True) if a != b]
-    return all(b == 1 for b, _ in grown) and any(a % batch == 0 for _, a in grown)
-
-
-def _expanded(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    shape = call.function(args[0].detach(), *args[1:], **kwargs).shape
-    copies = call.source(args[0], shape)
-    in_memory = operation_name(call.function) in ("repeat", "tile")
-    return copies.contiguous() if in_memory else copies
+def _broadcast_source(
+    function: Callable[..., Any], args: tuple[Any, ...], output: Any
+) -> Tensor | None:
+    """The managed tensor that was repeated along dimensions of size one (a class token)."""
+    if function not in _EXPANDING:
+        return None
+    source: Tensor = args[0]
+    grown = [b for b, a in aligned_sizes(source.shape, output.shape) if a != b]
+    return source if all(size == 1 for size in grown) else None
 
 
 def _identity(tensor: Tensor) -> Tensor:

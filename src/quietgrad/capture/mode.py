@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from quietgrad.capture import derivation
 from quietgrad.capture.call import Call, Frame
-from quietgrad.capture.inputs import watch_lookup
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
-from quietgrad.capture.tape import Tape, Target
-
-_SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+from quietgrad.capture.tape import Tape, Target, is_spread_over_samples
 
 
 class CaptureMode(TorchFunctionMode):
@@ -39,8 +36,6 @@ class CaptureMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in derivation.METADATA or derivation.is_plain_property(func):
             return func(*args, **kwargs)
-        if func == _SET_REQUIRES_GRAD and args[0].requires_grad and args[1]:
-            return None  # some models ask it of their input, which may be watched already
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
         tensors = list(_tensors((*args, *kwargs.values())))
@@ -53,7 +48,11 @@ class CaptureMode(TorchFunctionMode):
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
         if derivation.ignores_data(func) or all(tape.is_constant(t) for t in data):
             managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
-            return derivation.derive(call, tape, args, kwargs, managed)
+            if not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
+                return derivation.derive(call, tape, args, kwargs, managed)
+            args, kwargs = tree_map(call.own_copies, (args, kwargs))
+            if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
+                return func(*args, **kwargs)
         rule = find_rule(func)
         if rule is None:
             raise call.refuse(
@@ -91,16 +90,12 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         output = func(*args, **kwargs)
-        if tape.verify and func is F.embedding and torch.is_grad_enabled():
-            return watch_lookup(tape, self._path, tensors[0], output)
-        without_grad = not torch.is_grad_enabled()
-        if all(
-            (target is not None and without_grad) or tape.is_constant(tensor)
+        # Without gradients a parameter is a constant like any other.
+        constant = all(
+            target is not None or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
-        ):
-            for tensor in _tensors((output,)):
-                if not tensor.requires_grad:
-                    tape.constants.add(tensor)
+        )
+        tape.provenance.note(_tensors((output,)), constant=constant)
         return output
 
 

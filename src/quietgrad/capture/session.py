@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
-from quietgrad.capture.constants import Constants
-from quietgrad.capture.inputs import leading_size, watch_inputs
+from quietgrad.capture.independence import check_independence
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
+from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.rules import forbidden
-from quietgrad.capture.tape import Sink, Tape
+from quietgrad.capture.tape import Phase, Sink, Tape
 from quietgrad.errors import EngineStateError, LossError, StrayGradientError, TrainableSetError
 
 
@@ -35,16 +35,16 @@ class Capture:
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._book, self._constants = LayoutBook(), Constants(model)
-        self._tape = Tape(self._book, self._constants, None, verify=False)
+        self._book, self._provenance = LayoutBook(), Provenance(model)
+        self._tape = Tape(self._book, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape)
-        self._entered = 0
+        self._entered, self._paused = 0, False
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
-            enter, leave = _Enter(self, path), _Leave(self)
+            enter, leave = _Enter(self, path), _Leave(self, path)
             self._handles += [
                 module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(leave, always_call=True),
+                module.register_forward_hook(leave, with_kwargs=True, always_call=True),
             ]
 
     def detach(self) -> None:
@@ -54,8 +54,8 @@ class Capture:
             handle.remove()
         self._handles.clear()
 
-    def begin(self, batch_hint: int | None = None, *, verify: bool = False) -> None:
-        """Begin a new recording; whatever ran before, interrupted forwards too, is forgotten.
+    def begin(self, batch: int = 1, *, verify: bool = False) -> None:
+        """Begin a recording for ``batch`` samples; what ran before, interrupted too, is forgotten.
 
         With ``verify`` the coming backward pass first probes that samples are independent.
         """
@@ -64,8 +64,8 @@ class Capture:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._mode.frames.clear()
         self._tape.close()
-        self._constants.forget_dead()
-        self._tape = Tape(self._book, self._constants, batch_hint, verify=verify)
+        self._provenance.forget_dead()
+        self._tape = Tape(self._book, self._provenance, batch, verify=verify)
 
     def backward(self, losses: Tensor, sink: Sink) -> None:
         """One backward pass of ``losses[B]``; every parameter's factor goes to ``sink``.
@@ -73,12 +73,12 @@ class Capture:
         Where this is to be verified, or an operation has not been seen before, probes first
         establish which rows belong to which sample, and that samples are independent.
         """
-        _check_losses(losses)
         tape = self._tape
+        check_losses(losses, tape.batch)
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
-            if len(losses) > 1 and (tape.verify or tape.is_unsettled(len(losses))):
+            if tape.batch > 1 and (tape.verify or tape.is_unsettled()):
                 self._probe(tape, losses)
             tape.collect(losses, sink)
             self._refuse_escaped_gradients()
@@ -99,16 +99,15 @@ class Capture:
 
     # -- called by the hooks -------------------------------------------------------------------
 
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A module's forward begins; its arguments, as they are to be used."""
+    def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A module's forward begins."""
+        if self._paused:
+            return
         frames = self._mode.frames
         outermost = not frames
         frames.append(Frame(path))
         if outermost and torch.is_grad_enabled() and self._when():
-            if self._tape.batch_hint is None:
-                self._tape.batch_hint = leading_size((args, kwargs))
-            if self._tape.verify and not path:
-                args, kwargs = watch_inputs(self._tape, (args, kwargs))
+            self._provenance.note_arguments((args, kwargs), self._tape.batch)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._entered += 1
         elif self._entered and not torch.is_grad_enabled():
@@ -116,18 +115,29 @@ class Capture:
             self._tape.recomputes = True
         if self._entered:
             forbidden.check_module(module, path)
-        return args, kwargs
 
-    def leave(self) -> None:
+    def leave(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """A module's forward ended, normally or not."""
+        if self._paused:
+            return
         frames = self._mode.frames
         if frames:
             frames.pop()
-        if not frames and self._entered:
-            self._entered -= 1
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if frames or not self._entered:
+            return
+        self._entered -= 1
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self._tape.verify and not path and self._tape.phase is Phase.FORWARD:
+            self._check_independence(module, args, kwargs)
 
     # -- internals -----------------------------------------------------------------------------
+
+    def _check_independence(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._paused = True
+        try:
+            check_independence(model, args, kwargs, self._tape.batch)
+        finally:
+            self._paused = False
 
     def _probe(self, tape: Tape, losses: Tensor) -> None:
         """Split the batch in two, back-propagate each half; more splits while layouts are open.
@@ -169,8 +179,8 @@ class Capture:
 class _Hook:
     """Belongs to one attached model; a copy of the model gets hooks that do nothing."""
 
-    def __init__(self, capture: Capture | None = None) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture | None = None, path: str = "") -> None:
+        self._capture, self._path = capture, path
 
     @property
     def is_live(self) -> bool:
@@ -185,20 +195,15 @@ class _Hook:
 
 
 class _Enter(_Hook):
-    def __init__(self, capture: Capture | None = None, path: str = "") -> None:
-        super().__init__(capture)
-        self._path = path
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        if self._capture is None:
-            return args, kwargs
-        return self._capture.enter(self._path, module, args, kwargs)
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._capture is not None:
+            self._capture.enter(self._path, module, args, kwargs)
 
 
 class _Leave(_Hook):
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self._capture is not None:
-            self._capture.leave()
+            self._capture.leave(self._path, module, args, kwargs)
 
 
 def _refuse_attached(model: nn.Module) -> None:
@@ -222,7 +227,8 @@ def _refuse_unusable(model: nn.Module) -> None:
             raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
 
 
-def _check_losses(losses: Any) -> None:
+def check_losses(losses: Any, batch: int | None = None) -> None:
+    """Refuse anything but one differentiable loss for each of ``batch`` samples."""
     advice = (
         "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
         "(tokens, outputs), reduce them to one per sample, e.g. losses.flatten(1).mean(1)."
@@ -232,7 +238,12 @@ def _check_losses(losses: Any) -> None:
     if losses.ndim != 1:
         kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
         raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")
-    if not losses.requires_grad:
+    if batch is not None and len(losses) != batch:
+        raise LossError(
+            f"got {len(losses)} losses for a micro-batch of {batch} samples: expected exactly one "
+            "loss per sample, in the order of the batch."
+        )
+    if batch is not None and not losses.requires_grad:
         raise LossError(
             "the losses do not depend on any trainable parameter: they were computed under "
             "torch.no_grad() or detached."

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quietgrad.capture.constants import Constants
 from quietgrad.capture.layout import LayoutBook, Rows, SiteKey
+from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.tap import entry
 from quietgrad.errors import (
     SampleMixingError,
@@ -73,8 +73,9 @@ class Derived:
 
     tensor: Tensor
     sources: dict[str, Tensor]
-    isometric: bool
+    isometric: bool = False
     lookup: Lookup | None = None
+    broadcast_from: Tensor | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,16 +128,15 @@ class Tape:
     """Collects the uses of all managed parameters from the forward to the end of one backward."""
 
     def __init__(
-        self, book: LayoutBook, constants: Constants, batch_hint: int | None, *, verify: bool
+        self, book: LayoutBook, provenance: Provenance, batch: int, *, verify: bool
     ) -> None:
-        self.book, self.constants = book, constants
+        self.book, self.provenance = book, provenance
         self.token = torch.zeros((), requires_grad=True)
-        self.batch_hint, self.verify = batch_hint, verify
+        self.batch, self.verify = batch, verify
         self.recomputes = False
         self.phase = Phase.FORWARD
         self._sites: list[Site] = []
         self._all_told_apart = False
-        self._batch = 0
         self._seeded = torch.empty(0)
         self._sink: Sink | None = None
         self._expected: Counter[str] = Counter()
@@ -152,7 +152,7 @@ class Tape:
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends neither on data nor on trainable parameters."""
-        return self.constants.contains(tensor, self.batch_hint)
+        return self.provenance.is_constant(tensor, self.batch)
 
     def entry(self, name: str, parameter: Tensor) -> Tensor:
         """The start of all parameter-only computation on ``parameter``."""
@@ -180,13 +180,12 @@ class Tape:
 
     # -- backward ------------------------------------------------------------------------------
 
-    def is_unsettled(self, batch: int) -> bool:
+    def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
         return any(
             not self.book.knows(site.key)
-            or len(self.book.possible(site.key, site.shape, site.dims, batch)) > 1
+            or len(self.book.possible(site.key, site.shape, site.dims, self.batch)) > 1
             for site in self._sites
-            if site.uses
         )
 
     def accept_ambiguity(self) -> None:
@@ -204,7 +203,7 @@ class Tape:
 
     def collect(self, losses: Tensor, sink: Sink) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
-        self.phase, self._sink, self._batch = Phase.COLLECTING, sink, len(losses)
+        self.phase, self._sink = Phase.COLLECTING, sink
         torch.autograd.backward(losses, torch.ones_like(losses))
         for name in list(self._factors):
             self._complete(name)
@@ -224,7 +223,7 @@ class Tape:
             if grad is not None:
                 self._observe(site, grad)
         elif self.phase is Phase.COLLECTING:
-            if grad is not None and site.uses:
+            if grad is not None:
                 self._record(site, grad, saved)
             self._count_down(site)
         else:
@@ -249,25 +248,22 @@ class Tape:
     def _observe(self, site: Site, grad: Tensor) -> None:
         if self._mixed is not None:
             return
-        batch = len(self._seeded)
-        if not site.uses and all(size % batch for size in grad.shape):
-            return  # an input that is shared by all samples
         verdict = self.book.observe(site.key, grad, site.dims, self._seeded)
         if verdict is False:
             self._mixed = site
         elif verdict:
             self._clean = site.key
-            left = self.book.possible(site.key, grad.shape, site.dims, batch)
+            left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
             self._ambiguous |= len(left) > 1
 
     def _rows(self, site: Site, shape: torch.Size) -> Rows:
-        if self._batch == 1:
+        if self.batch == 1:
             return Rows(None, 1)
-        left = self.book.possible(site.key, shape, site.dims, self._batch)
+        left = self.book.possible(site.key, shape, site.dims, self.batch)
         if not left:
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape "
-                f"{tuple(shape)}, none of whose dimensions can be mapped to the {self._batch} "
+                f"{tuple(shape)}, none of whose dimensions can be mapped to the {self.batch} "
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
@@ -277,10 +273,10 @@ class Tape:
                 "whose rows could belong to the samples in more than one way, and it ran only "
                 "inside the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
             )
-        return Rows(left[0], self._batch)
+        return Rows(left[0], self.batch)
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        if self._batch > 1 and not self.book.knows(site.key) and not grad.any():
+        if self.batch > 1 and not self.book.knows(site.key) and not grad.any():
             return  # silent in every probe, too: it contributes exactly zero
         rows = self._rows(site, grad.shape)
         for use in site.uses:
@@ -317,12 +313,25 @@ class Tape:
             )
 
 
+def is_spread_over_samples(target: Target, batch: int) -> bool:
+    """Whether a tensor is a parameter repeated once per sample, along a dimension of size one."""
+    if batch == 1 or not isinstance(target, Derived) or target.broadcast_from is None:
+        return False
+    sizes = aligned_sizes(target.broadcast_from.shape, target.tensor.shape)
+    return any(after != before and after % batch == 0 for before, after in sizes)
+
+
+def aligned_sizes(before: torch.Size, after: torch.Size) -> list[tuple[int, int]]:
+    """Sizes of a tensor before and after it was broadcast, dimension by dimension."""
+    padded = (1,) * (len(after) - len(before)) + tuple(before)
+    return list(zip(padded, after, strict=True))
+
+
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:
-    parameters = f" (parameter {site.parameters})" if site.uses else ""
     after = f" and {clean}" if clean is not None else " and the losses"
     return (
         f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
-        f"{site.key}{parameters}. Something between it{after} combines samples: "
+        f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
         "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
         "dimension, or a parameter used without a dimension that runs over the samples. Use "
         "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "

@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    checkpointing,
     contraction,
     convolution,
     derived,
@@ -20,6 +21,7 @@ __all__ = [
     "Case",
     "Problem",
     "attention",
+    "checkpointing",
     "contraction",
     "convolution",
     "derived",

@@ -80,6 +80,7 @@ _product("einsum-nothing-shared", lambda w, x: einsum("bi,jk->bk", x, w), (2, 3)
 _product("einsum-quadratic", lambda w, x: einsum("bi,ij,bj->b", x, w, x), (5, 5), (5,))
 _product("einsum-parameter-twice", lambda w, x: einsum("bi,ij,kj->bk", x, w, w), (5, 3), (5,))
 _product("einsum-operand-list", lambda w, x: einsum("bi,ij->bj", [x, w]), (5, 3), (5,))
+_product("einsum-sublists", lambda w, x: einsum(x, [0, 1], w, [1, 2], [0, 2]), (5, 3), (5,))
 _product("einsum-samples-last", lambda w, x: einsum("bd,dp->pb", x, w).mT, (5, 3), (5,))
 _product(
     "einsum-samples-in-the-middle",

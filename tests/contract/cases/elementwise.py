@@ -102,6 +102,12 @@ _with(
 )
 _with("row-repeated-over-positions-like-samples", lambda p, x: x * p.repeat(B, 1), (1, 5), B, 5)
 _with("gate", lambda p, x: x * p.sigmoid() + x.tanh() * (1 - p.sigmoid()), (5,))
+_with("decay", lambda p, x: (x * (-p.exp() * arange(7.0)[:, None]).exp()).cumsum(1), (5,))
+_with(
+    "convolution-by-fourier",
+    lambda p, x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * torch.fft.rfft(p, dim=0), n=7, dim=1),
+    (7, 5),
+)
 _with("rotation", lambda p, x: torch.stack([x * p.cos(), x * p.sin()]).sum(0), (5,))
 
 

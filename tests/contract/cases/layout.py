@@ -197,6 +197,14 @@ for _length in (3, B, 2 * B):
         f=lambda: nn.TransformerEncoderLayer(6, 2, 5, 0.0),
     )
 
+    _first(
+        f"class-token-{_length}",
+        lambda m, x: torch.cat([m.p.expand(1, x.shape[1], -1), x]).transpose(0, 1),
+        _length,
+        5,
+        p=lambda: randn(5),
+    )
+
 case(
     "first-argument-is-not-data",
     lambda: (

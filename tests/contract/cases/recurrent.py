@@ -3,7 +3,7 @@
 import torch
 from torch import nn, randn, zeros
 
-from .table import B, Net, case
+from .table import B, Net, case, score
 
 _LAYERS = {
     "lstm": nn.LSTM,
@@ -55,19 +55,13 @@ case(
     "lstm-given-states",
     lambda: (
         Net(
-            lambda m, x, h: m.f(x, (h.mT.contiguous(), h.mT.sin()))[0].transpose(0, 1),
+            lambda m, x, h: m.f(x.transpose(0, 1), (h.transpose(0, 1), h.transpose(0, 1).sin()))[0],
             f=nn.LSTM(5, 3),
         ),
-        (randn(B, 7, 5), randn(B, 3, 1)),
-        lambda m, x, h: _score_first(m, x.transpose(0, 1), h.permute(2, 1, 0)),
+        (randn(B, 7, 5), randn(B, 1, 3)),
+        lambda m, x, h: score(m(x, h).transpose(0, 1)),
     ),
 )
-
-
-def _score_first(m, x, h):
-    return m(x, h).sin().flatten(1).sum(1)
-
-
 case(
     "gru-given-state",
     lambda: (
@@ -85,6 +79,17 @@ case(
             lambda m, x: m.f(x, m.start.expand(-1, len(x), -1).contiguous())[0],
             f=nn.GRU(5, 3, 2, batch_first=True),
             start=randn(2, 1, 3),
+        ),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "gru-trainable-initial-state-stacked",
+    lambda: (
+        Net(
+            lambda m, x: m.f(x, torch.stack([m.start] * len(x), 1))[0],
+            f=nn.GRU(5, 3, batch_first=True),
+            start=randn(1, 3),
         ),
         randn(B, 7, 5),
     ),

@@ -67,6 +67,7 @@ def einsum(call: Call, equation: Any, *operands: Any) -> Tensor:
 
 
 def _contract(call: Call, terms: list[str], output_term: str, operands: list[Tensor]) -> Tensor:
+    operands = [call.own_copies(operand) for operand in operands]
     values = [call.value(operand) for operand in operands]
     output = torch.einsum(f"{','.join(terms)}->{output_term}", *values)
     uses = [
@@ -131,12 +132,12 @@ def _operand_factor(
     ]
     gradient, term = _mark_samples(rows, wide(grad), output_term, output_term, batch_of_one=True)
     pairs = [_mark_samples(rows, tensor, t, output_term) for tensor, t in others]
-    if rows.placement is not None and output_term[rows.placement.dim] in target:
+    kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
+    if rows.placement is not None and output_term[rows.placement.dim] in kept:
         raise SampleMixingError(
             "a parameter has the sample dimension itself in a product: it holds something of each "
             "sample and cannot be trained privately"
         )
-    kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
     factor = _as_outer(pairs, gradient, term, kept, shape)
     return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
 

@@ -14,7 +14,7 @@ from quietgrad.capture.registry import Call, rule, variants
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide pow maximum minimum fmax fmin where "
     "lerp addcmul addcdiv fmod remainder atan2 hypot logaddexp logaddexp2 xlogy clamp clip "
-    "clamp_min clamp_max truediv masked_fill copy copysign special_xlogy eq ne lt le gt ge"
+    "clamp_min clamp_max truediv copy copysign special_xlogy eq ne lt le gt ge"
 ).split()
 
 
@@ -29,6 +29,20 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     args, kwargs = _with_copies(call, (args, kwargs), shape)
     return call.function(*args, **kwargs)
+
+
+@rule(torch.masked_fill, Tensor.masked_fill)
+def masked_fill(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """A scalar parameter written wherever the mask says so."""
+    with call.recapture():
+        return torch.where(mask, value, input)
+
+
+@rule(Tensor.masked_fill_)
+def masked_fill_in_place(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """The same, into the data itself."""
+    with call.recapture():
+        return input.copy_(torch.where(mask, value, input))
 
 
 @rule(*variants("cat concat concatenate stack hstack vstack".split()))
@@ -50,7 +64,7 @@ def prelu(call: Call, input: Tensor, weight: Tensor) -> Tensor:
     with call.recapture():
         if weight.numel() > 1 and input.ndim > 2:
             weight = weight.view(-1, *[1] * (input.ndim - 2))
-        return torch.where(input >= 0, input, weight * input)
+        return torch.where(input > 0, input, weight * input)
 
 
 @rule(F.scaled_dot_product_attention)

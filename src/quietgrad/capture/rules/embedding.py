@@ -47,7 +47,8 @@ def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
 @rule(Tensor.__getitem__)
 def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
     """``parameter[ids]`` with an integer tensor of data."""
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if isinstance(index, tuple) and all(part == slice(None) for part in index[1:]):
+        index = index[0]
     integral = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
     if not call.is_managed(input) or not integral:
         raise call.refuse(

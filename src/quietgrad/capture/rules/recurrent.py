@@ -79,7 +79,7 @@ def _run_layers(
             *args[2],
         )
     hx, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
-    states: State = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+    states = _as_data(call, tuple(hx) if isinstance(hx, (tuple, list)) else (hx,))
     directions = 2 if bidirectional else 1
     per_cell = len(weights) // (num_layers * directions)
     sequence = input.transpose(0, 1) if batch_first else input
@@ -139,9 +139,18 @@ def _run_direction(
     return torch.stack(steps[::-1] if reverse else steps), state
 
 
+def _as_data(call: Call, state: State) -> State:
+    """A trainable initial state: every sample starts from its own copy."""
+    return tuple(
+        call.source(part, part.shape, f"state {i}") if call.is_managed(part) else part
+        for i, part in enumerate(state)
+    )
+
+
 def _one_step(
     call: Call, input: Tensor, state: State, weights: tuple[Tensor, ...], step: Step
 ) -> State:
+    state = _as_data(call, state)
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if len(weights) == 4 else (None, None)
     projected = linear(call, input, w_ih, b_ih, label="input")

@@ -1,0 +1,63 @@
+"""Where tensors come from: from samples, or from nothing that belongs to any sample."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+
+class Provenance:
+    """Tells constants from data, for the choice of a rule; exactness never depends on the answer.
+
+    Constants are buffers, frozen weights, and what is made from them or from nothing (positions,
+    masks). What is taken for a constant is pulled back through as part of a computation on
+    parameters alone; what is taken for data is mapped to samples. Both are exact or refused, so an
+    unlucky guess can cost time or a refusal, not privacy.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = {id(buffer): buffer for buffer in model.buffers()}
+        self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
+
+    def note(self, tensors: Iterable[Tensor], *, constant: bool) -> None:
+        """Remember what tensors are, for as long as they live. Those with a graph are data."""
+        for tensor in tensors:
+            if not tensor.requires_grad:
+                self._seen[id(tensor)] = weakref.ref(tensor), constant
+
+    def note_arguments(self, arguments: Any, batch: int) -> None:
+        """What a model is called with is data, unless it is plainly shared by all samples."""
+        for leaf in tree_leaves(arguments):
+            if isinstance(leaf, Tensor) and self._noted(leaf) is None:
+                self.note([leaf], constant=_is_shared(leaf, batch))
+
+    def is_constant(self, tensor: Tensor, batch: int) -> bool:
+        """Whether ``tensor`` carries nothing of the ``batch`` samples, as far as is known."""
+        if tensor.requires_grad:
+            return False
+        if isinstance(tensor, nn.Parameter) or self._buffers.get(id(tensor)) is tensor:
+            return True
+        noted = self._noted(tensor)
+        # One that comes from nowhere was cached by the model, unless it has room for all samples.
+        return not _has_room(tensor, batch) if noted is None else noted
+
+    def forget_dead(self) -> None:
+        """Drop entries of tensors that are gone."""
+        self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
+
+    def _noted(self, tensor: Tensor) -> bool | None:
+        reference, constant = self._seen.get(id(tensor), (None, False))
+        return constant if reference is not None and reference() is tensor else None
+
+
+def _is_shared(tensor: Tensor, batch: int) -> bool:
+    leads_with_one = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
+    return leads_with_one or not _has_room(tensor, batch)
+
+
+def _has_room(tensor: Tensor, batch: int) -> bool:
+    return batch == 1 or any(size % batch == 0 for size in tensor.shape)

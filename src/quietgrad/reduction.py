@@ -66,7 +66,7 @@ class ClippedReducer:
 
     def _reduce(self, index: int) -> None:
         group, squares = self._groups[index], self._squares[index]
-        norms = torch.zeros(self._batch) if squares is None else squares.clamp_min(0).sqrt()
+        norms = torch.zeros(self._batch) if squares is None else _root(squares)
         finite = norms.isfinite()
         weights = self._clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
         self._check_bound(group, norms.where(finite, 0.0), weights)
@@ -91,6 +91,12 @@ class ClippedReducer:
         widest = max((c.dtype for c in present), key=lambda dtype: torch.finfo(dtype).bits)
         device = next((c.device for c in columns if c is not None), None)
         return torch.stack([c.to(device=device, dtype=widest) for c in present], 1)
+
+
+def _root(squares: Tensor) -> Tensor:
+    """Norms from their squares; zero where squares have lost their digits to underflow."""
+    smallest = 1e6 * torch.finfo(squares.dtype).tiny
+    return torch.where(squares < smallest, 0.0, squares).sqrt()
 
 
 def _sum(factor: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:

@@ -19,6 +19,9 @@ from .cases import CASES, Problem, precision
 from .cases.table import B
 from .oracle import TOLERANCES, assert_same_grads, assert_same_outcome, loop, norms_of
 
+# What torch says about its own deprecated or slow paths is not about us.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning:torch")
+
 STRATEGIES = get_args(Strategy)
 GROUPINGS = (*groupings.names(), "uniform:2")
 
@@ -60,7 +63,7 @@ def check(problem: Problem, truth: dict[str, Tensor], dtype: torch.dtype, **opti
     assert_same_outcome(found, truth, weigh, TOLERANCES[dtype])
 
 
-# What is not verified takes other paths: data need not require gradients, layouts may be known.
+# Verification must not change any number, so it alternates.
 @every_strategy
 @every_case
 def test_every_clipping_and_grouping_in_float64(name, strategy):

@@ -18,6 +18,9 @@ from .cases import CASES, Problem, precision
 from .cases.table import Net, score
 from .oracle import TOLERANCES, assert_same_outcome, loop
 
+# What torch says about its own deprecated or slow paths is not about us.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning:torch")
+
 GROUPINGS = ("all-layer", "layer-wise", "param-wise", "type-wise", "uniform:2")
 
 every_clipping = pytest.mark.parametrize("clipping", clippings.names())

@@ -130,6 +130,7 @@ def test_a_compiled_layer(backend):
         torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_scripted_layers():
     """The interpreter runs out of sight; what autograd then reaches is refused."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).double()
@@ -201,7 +202,7 @@ class Fused(nn.Module):
 def test_a_derived_weight_kept_for_the_next_batch():
     """Its graph belongs to a pass that is over, and its values to weights that have changed."""
     draw = lambda step: (samples(4, seed=step),)  # noqa: E731
-    with contextlib.suppress(QuietgradError):
+    with contextlib.suppress(RuntimeError):  # autograd may be the one to refuse
         assert_exact_steps(Fused(), draw, steps=3)
 
 

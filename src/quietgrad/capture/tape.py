@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quietgrad.capture.layout import LayoutBook, Rows, SiteKey
+from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.tap import entry
 from quietgrad.errors import (
@@ -256,10 +256,19 @@ class Tape:
             left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
             self._ambiguous |= len(left) > 1
 
-    def _rows(self, site: Site, shape: torch.Size) -> Rows:
+    def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+        left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
+        settled = self.batch == 1 or (len(left) == 1 and self.book.knows(site.key))
+        if not settled and not self._all_told_apart and not grad.any():
+            return  # silent in every probe, too: it contributes exactly zero
+        rows = self._rows(site, grad.shape, left)
+        for use in site.uses:
+            self._refuse_late(use.target.names, site)
+            self._append(use.target, use.make(rows, grad, *saved))
+
+    def _rows(self, site: Site, shape: torch.Size, left: Sequence[Placement]) -> Rows:
         if self.batch == 1:
             return Rows(None, 1)
-        left = self.book.possible(site.key, shape, site.dims, self.batch)
         if not left:
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape "
@@ -267,21 +276,13 @@ class Tape:
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
-        if len(left) > 1 and not self._all_told_apart:
+        if not self._all_told_apart and (len(left) > 1 or not self.book.knows(site.key)):
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
                 "whose rows could belong to the samples in more than one way, and it ran only "
                 "inside the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
             )
         return Rows(left[0], self.batch)
-
-    def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        if self.batch > 1 and not self.book.knows(site.key) and not grad.any():
-            return  # silent in every probe, too: it contributes exactly zero
-        rows = self._rows(site, grad.shape)
-        for use in site.uses:
-            self._refuse_late(use.target.names, site)
-            self._append(use.target, use.make(rows, grad, *saved))
 
     def _append(self, target: Target, factor: Factor) -> None:
         for name in target.names:

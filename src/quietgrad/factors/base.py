@@ -44,6 +44,14 @@ class Factor(ABC):
         """The factor of some samples only, given as a slice or as an index tensor."""
 
     @abstractmethod
+    def magnitude(self) -> Tensor:
+        """Root of the summed squares of each sample's parts, ``[B]``, or a little more.
+
+        Parts are what is added up to a gradient: one per position or use. Where they cancel, the
+        norm is far smaller than this, and rounding errors of sums are of this order times epsilon.
+        """
+
+    @abstractmethod
     def sq_norm_cost(self) -> Cost:
         """Estimated cost of :meth:`sq_norm`."""
 

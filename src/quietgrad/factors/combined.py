@@ -43,6 +43,9 @@ class Combined(Factor):
     def select(self, samples: slice | Tensor) -> Combined:
         return Combined([part.select(samples) for part in self.parts])
 
+    def magnitude(self) -> Tensor:
+        return torch.stack([part.magnitude() for part in self.parts]).norm(dim=0)
+
     def sq_norm_cost(self) -> Cost:
         return _total([part.sq_norm_cost() for part in self.parts])
 

@@ -57,6 +57,10 @@ class Conv(Factor):
     def select(self, samples: slice | Tensor) -> Conv:
         return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
 
+    def magnitude(self) -> Tensor:
+        # No patch is longer than the whole image.
+        return self.inputs.flatten(1).norm(dim=1) * self.grads.flatten(1).norm(dim=1)
+
     def sq_norm_cost(self) -> Cost:
         positions = float(self.images * math.prod(self._grid()))
         groups, height = self.geometry.groups, self.shape[0]

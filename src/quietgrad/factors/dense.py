@@ -30,6 +30,9 @@ class Dense(Factor):
     def select(self, samples: slice | Tensor) -> Dense:
         return Dense(self.grads[samples])
 
+    def magnitude(self) -> Tensor:
+        return self.sq_norm().sqrt()
+
     def sq_norm_cost(self) -> Cost:
         return Cost(2.0 * self.grads.numel(), 0.0)
 

@@ -38,6 +38,9 @@ class Gather(Factor):
     def select(self, samples: slice | Tensor) -> Gather:
         return Gather(self.ids[samples], self.values[samples], self.shape)
 
+    def magnitude(self) -> Tensor:
+        return self.values.flatten(1).norm(dim=1)
+
     def sq_norm_cost(self) -> Cost:
         return Cost(4.0 * self.values.numel(), float(self.values.numel()))
 

@@ -53,6 +53,10 @@ class Outer(Factor):
     def select(self, samples: slice | Tensor) -> Outer:
         return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)
 
+    def magnitude(self) -> Tensor:
+        lengths = self.rows.square().sum(2) * self.cols.square().sum(2)
+        return lengths.sum(1).sqrt()
+
     def sq_norm_cost(self) -> Cost:
         if self.positions == 1:
             return Cost(2.0 * (self.rows.numel() + self.cols.numel()), 0.0)

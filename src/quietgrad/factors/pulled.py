@@ -76,6 +76,9 @@ class Pulled(Factor):
     def select(self, samples: slice | Tensor) -> Pulled:
         return Pulled(self.inner.select(samples), self.pullback)
 
+    def magnitude(self) -> Tensor:
+        return self.inner.magnitude() if self.pullback.isometric else self.sq_norm().sqrt()
+
     def sq_norm_cost(self) -> Cost:
         inner = self.inner
         return inner.sq_norm_cost() if self.pullback.isometric else self.materialize_cost()

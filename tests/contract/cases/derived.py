@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn, randn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from .table import B, Net, case, frozen
+from .table import B, Net, case, frozen, score
 
 
 def _weight(name, make, *shapes):
@@ -138,6 +138,57 @@ case(
 case(
     "weight-slices-in-a-loop",
     lambda: (Net(lambda m, x: _loop(x, m.w), w=randn(3, 5, 5)), randn(B, 7, 5)),
+)
+case(
+    "queries-expanded-then-projected",
+    lambda: (
+        Net(
+            lambda m, x: (m.f(m.n(m.q.expand(len(x), -1, -1))).relu() @ x.mT).softmax(-1) @ x,
+            q=randn(1, 3, 5),
+            n=nn.LayerNorm(5),
+            f=nn.Linear(5, 5),
+        ),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "queries-repeated-into-attention",
+    lambda: (
+        Net(
+            lambda m, x: m.a(m.q.weight[:, None].repeat(1, len(x), 1), *[x.transpose(0, 1)] * 2)[0],
+            q=nn.Embedding(B, 6),
+            a=nn.MultiheadAttention(6, 2),
+        ),
+        randn(B, B, 6),
+        lambda m, x: score(m(x).transpose(0, 1)),
+    ),
+)
+case(
+    "layers-on-parameters-alone",
+    lambda: (
+        Net(
+            lambda m, x: x + m.lstm(m.f(m.q))[0] + m.conv(m.q.mT.expand(len(x), -1, -1)).mT,
+            q=randn(1, 3, 5),
+            f=nn.Linear(5, 5),
+            lstm=nn.LSTM(5, 5, batch_first=True),
+            conv=nn.Conv1d(5, 5, 1),
+        ),
+        randn(B, 3, 5),
+    ),
+)
+case(
+    "positions-interpolated",
+    lambda: (
+        Net(lambda m, x: x + F.interpolate(m.p, size=(4, 5), mode="bicubic"), p=randn(1, 2, 3, 3)),
+        randn(B, 2, 4, 5),
+    ),
+)
+case(
+    "hypernetwork",
+    lambda: (
+        Net(lambda m, x, z: torch.bmm(x, m.h(z).view(-1, 5, 3)), h=nn.Linear(2, 15)),
+        (randn(B, 7, 5), randn(B, 2)),
+    ),
 )
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn, randint, randn
 
-from .table import B, Net, case
+from .table import B, Net, case, score
 
 
 def _folded(name, fold, unfold, layer, *shape):
@@ -53,6 +53,14 @@ for _length in (7, B, 2 * B):
         5,
     )
 
+case(
+    "folded-outside-with-features-like-samples",
+    lambda: (
+        nn.Linear(B, B),
+        randn(B, 7, B),
+        lambda m, x: score(m(x.flatten(0, 1)).unflatten(0, x.shape[:2])),
+    ),
+)
 _folded("group-norm-major", _major, _from_major, lambda: nn.GroupNorm(2, 4), 3, 4, 5)
 _folded("group-norm-minor", _minor, _from_minor, lambda: nn.GroupNorm(2, 4), 3, 4, 5)
 _folded("scale-major", _major, _from_major, lambda: Net(lambda m, x: x * m.p, p=randn(5)), 3, 5)
@@ -153,12 +161,12 @@ def _first(name, forward, *shape, **parts):
         lambda: (
             Net(forward, **{key: make() for key, make in parts.items()}),
             randn(B, *shape),
-            lambda m, x: m(x.transpose(0, 1)).sin().flatten(1).sum(1),
+            lambda m, x: score(m(x.transpose(0, 1))),
         ),
     )
 
 
-for _length in (3, B, 2 * B):
+for _length in (1, 3, B, 2 * B):
     _first(f"pooled-{_length}", lambda m, x: m.f(x.mean(0)), _length, 5, f=lambda: nn.Linear(5, 3))
     _first(
         f"first-step-{_length}",
@@ -210,7 +218,7 @@ case(
     lambda: (
         Net(lambda m, graph, x: m.f(graph @ x).tanh(), f=nn.Linear(5, 3)),
         randn(B, 7, 5),
-        lambda m, x: m(torch.eye(7).roll(1, 0), x).sin().flatten(1).sum(1),
+        lambda m, x: score(m(torch.eye(7).roll(1, 0), x)),
     ),
 )
 case(
@@ -218,7 +226,7 @@ case(
     lambda: (
         Net(lambda m, scale, x: m.f(x * scale.mean()), f=nn.Linear(5, 3)),
         randn(B, 5),
-        lambda m, x: m(torch.ones(7), x).sin().flatten(1).sum(1),
+        lambda m, x: score(m(torch.ones(7), x)),
     ),
 )
 case(
@@ -226,7 +234,7 @@ case(
     lambda: (
         Net(lambda m, batch: m.f(batch["x"]) + m.p, f=nn.Linear(5, 3), p=randn(3)),
         randn(B, 5),
-        lambda m, x: m({"x": x}).sin().sum(1),
+        lambda m, x: score(m({"x": x})),
     ),
 )
 case(

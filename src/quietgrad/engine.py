@@ -85,28 +85,28 @@ class PrivacyEngine:
         seed: int | None = None,
     ) -> None:
         size = population(dataset)
-        self.batch_size = _checked_batch_size(batch_size, size)
-        self.delta = _checked_delta(delta, size)
-        self.sample_rate = self.batch_size / size
-        self.steps_per_epoch = max(1, round(size / self.batch_size))
-        self._planned_steps = _planned_steps(epochs, self.steps_per_epoch)
+        self._batch_size = _checked_batch_size(batch_size, size)
+        self._delta = _checked_delta(delta, size)
+        self._sample_rate = self._batch_size / size
+        self._steps_per_epoch = max(1, round(size / self._batch_size))
+        self._planned_steps = _planned_steps(epochs, self._steps_per_epoch)
         self._has_target = epsilon is not None
         _check_optimizer(optimizer)
 
         self._clipping = clippings.resolve(clipping)
-        self.groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
+        self._groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         self._loader = PoissonLoader(
             dataset,
-            sample_rate=self.sample_rate,
-            steps=self.steps_per_epoch,
+            sample_rate=self._sample_rate,
+            steps=self._steps_per_epoch,
             physical_batch_size=physical_batch_size,
             collate_fn=collate_fn,
             num_workers=num_workers,
             seed=seed,
         )
-        self.noise_multiplier = self._noise_for(epsilon, noise_multiplier)
+        self._noise_multiplier = self._noise_for(epsilon, noise_multiplier)
         self._noise = GaussianNoise(None if seed is None else seed + 1)
         self._ledger = accounting.Ledger()
         self._progress = Progress()
@@ -178,6 +178,36 @@ class PrivacyEngine:
             self._end_batch()
 
     # -- what a user may ask -------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Expected number of samples per step, and the constant sums are divided by."""
+        return self._batch_size
+
+    @property
+    def delta(self) -> float:
+        """Probability with which the guarantee may fail."""
+        return self._delta
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability with which each sample joins a step."""
+        return self._sample_rate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of logical batches that :meth:`batches` yields."""
+        return self._steps_per_epoch
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity."""
+        return self._noise_multiplier
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of parameters that are clipped together, with their radii."""
+        return self._groups
 
     @property
     def sensitivity(self) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad.capture import Capture, Sink, check_losses
+from quietgrad.capture import Capture, Sink, check_losses, undisturbed
 from quietgrad.clipping import Clipping
 from quietgrad.factors import Factor
 from quietgrad.grouping import Group, Grouping
@@ -132,7 +132,7 @@ def _run(
 ) -> SinkT:
     capture = Capture(model)
     try:
-        batch = _count_samples(closure)
+        batch = _count_samples(model, closure)
         capture.begin(batch, verify=verify)
         sink = make_sink(batch)
         capture.backward(closure(), sink)
@@ -141,9 +141,9 @@ def _run(
         capture.detach()
 
 
-def _count_samples(closure: Callable[[], Tensor]) -> int:
-    """The number of losses, from a first run without gradients and without moving the generator."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:
+    """The number of losses, from a first run that leaves no trace."""
+    with undisturbed(model):
         losses = closure()
     check_losses(losses)
     return len(losses)

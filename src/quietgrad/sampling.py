@@ -186,6 +186,11 @@ class PoissonLoader:
 
 def population(dataset: Dataset[Any]) -> int:
     """The number of samples that can be drawn; refused if there is no such number."""
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "expected a data set, got a DataLoader: Poisson batches are drawn from single samples."
+            " Pass its .dataset, and its collate_fn and num_workers"
+        )
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
             f"Poisson sampling needs a data set with __len__ and __getitem__, and"

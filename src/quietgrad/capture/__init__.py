@@ -1,7 +1,8 @@
 """Capture: per-sample gradients of stock models, by rules for torch operations."""
 
+from quietgrad.capture.independence import undisturbed
 from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.session import Capture, check_losses
 from quietgrad.capture.tape import Sink
 
-__all__ = ["Call", "Capture", "Sink", "check_losses", "rule"]
+__all__ = ["Call", "Capture", "Sink", "check_losses", "rule", "undisturbed"]

@@ -70,11 +70,8 @@ class Call:
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether the operation changes its first argument: ``add_``, ``__iadd__`` and so on."""
-        name = self.name
-        if name.startswith("__"):
-            return name == "__setitem__" or name.removeprefix("__i") in _IN_PLACE_OPERATORS
-        return name.endswith("_")
+        """Whether the operation changes its first argument."""
+        return is_in_place(self.function)
 
     def is_managed(self, value: Any) -> bool:
         """Whether ``value`` is a trainable parameter or derived from such alone."""
@@ -167,6 +164,14 @@ class Call:
 def operation_name(function: Callable[..., Any]) -> str:
     """A readable name of a torch function."""
     return getattr(function, "__name__", None) or str(function)
+
+
+def is_in_place(function: Callable[..., Any]) -> bool:
+    """Whether a function changes its first argument: ``add_``, ``__iadd__``, ``__setitem__``."""
+    name = operation_name(function)
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or name.removeprefix("__i") in _IN_PLACE_OPERATORS
+    return name.endswith("_")
 
 
 def gather_rows(

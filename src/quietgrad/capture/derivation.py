@@ -27,6 +27,7 @@ from quietgrad.capture.tape import (
     Target,
     aligned_sizes,
 )
+from quietgrad.errors import UnsupportedOperationError
 
 _PLAIN_METHODS = (
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
@@ -54,6 +55,9 @@ _ISOMETRIC = frozenset(
 # Their tensor arguments give a type or a shape only.
 _SHAPED_LIKE = frozenset(variants("type_as view_as reshape_as to".split()))
 
+# Made from nothing, though a tensor of data lends its type and device.
+_FACTORIES = frozenset(variants("new_ones new_zeros new_full new_empty new_tensor".split()))
+
 _EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
 
 
@@ -75,6 +79,11 @@ def ignores_data(function: Callable[..., Any]) -> bool:
     return function in _SHAPED_LIKE
 
 
+def makes_constants(function: Callable[..., Any]) -> bool:
+    """Whether the result has nothing of the arguments' values."""
+    return function in _FACTORIES
+
+
 def derive(
     call: Call,
     tape: Tape,
@@ -92,7 +101,7 @@ def derive(
     sources, replaced = _entries(tape, managed)
     inner_args, inner_kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
     # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
-    with torch.enable_grad(), saved_tensors_hooks(_identity, _identity):
+    with torch.enable_grad(), saved_tensors_hooks(_with_version, _if_unchanged):
         output = call.function(*inner_args, **inner_kwargs)
     lookup = _lookup(call.function, args, kwargs, managed)
     template = Derived(
@@ -177,8 +186,18 @@ def _broadcast_source(
     return source if all(size == 1 for size in grown) else None
 
 
-def _identity(tensor: Tensor) -> Tensor:
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, tensor._version
+
+
+def _if_unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    tensor, version = saved
+    if tensor._version != version:
+        raise UnsupportedOperationError(
+            f"a tensor of shape {tuple(tensor.shape)} was changed in place after trainable "
+            "parameters had been combined with it. Use the out-of-place operation."
+        )
     return tensor
 
 
-__all__ = ["METADATA", "derive", "ignores_data", "is_plain_property"]
+__all__ = ["METADATA", "derive", "ignores_data", "is_plain_property", "makes_constants"]

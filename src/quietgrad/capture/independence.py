@@ -9,56 +9,68 @@ finds batch statistics on the raw input, detached ones, and anything done to int
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quietgrad.errors import SampleMixingError
 
 
-def check_independence(model: nn.Module, args: Any, kwargs: dict[str, Any], batch: int) -> None:
+def check_independence(
+    model: nn.Module, args: Any, kwargs: dict[str, Any], splits: Sequence[tuple[Tensor, Tensor]]
+) -> None:
     """Refuse a model whose outputs for some samples change when other samples are replaced.
 
-    Says nothing where it cannot tell: a batch of one, or arguments and outputs in which no
-    dimension has the size of the batch.
+    ``splits`` are halves of the batch; each half is replaced once. Says nothing where it cannot
+    tell: arguments or outputs in which no dimension has the size of the batch.
     """
+    batch = len(splits[0][0])
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     # Where two dimensions have that size, one of them must do.
     dims = sorted({dim for leaf in leaves for dim in _sample_dims(leaf, batch)})
-    if batch == 1 or not dims:
-        return
-    with torch.no_grad(), _restored_buffers(model):
-        mixed = all(_is_mixed(model, args, kwargs, batch, preferred) for preferred in dims)
-    if mixed:
+    if dims and all(_is_mixed(model, args, kwargs, splits, dim) for dim in dims):
         raise SampleMixingError(
-            "samples are mixed: the model's outputs for some samples changed when other samples of "
-            "the batch were replaced. It computes something across the batch: statistics (also "
-            "detached ones), a cache of earlier samples, or an operation over the batch dimension. "
-            "Compute it per sample, or from public data kept in buffers."
+            f"samples are mixed: outputs of the model ({type(model).__name__}) for some samples "
+            "changed when other samples of the batch were replaced. Its forward computes something "
+            "across the batch: statistics (also detached ones), a cache of earlier samples, or an "
+            "operation over the batch dimension. Compute it per sample, or from public data kept "
+            "in buffers."
         )
 
 
 def _is_mixed(
-    model: nn.Module, args: Any, kwargs: dict[str, Any], batch: int, preferred: int
+    model: nn.Module,
+    args: Any,
+    kwargs: dict[str, Any],
+    splits: Sequence[tuple[Tensor, Tensor]],
+    preferred: int,
 ) -> bool:
-    kept = torch.randperm(batch)[: (batch + 1) // 2]
-    replaced = torch.full((batch,), int(kept[0]))
-    replaced[kept] = kept
+    batch = len(splits[0][0])
+    opened = _open_gates(model)
 
     def outputs(samples: Tensor) -> list[Any]:
         chosen_args, chosen_kwargs = tree_map(
             lambda leaf: _choose(leaf, batch, samples, preferred), (args, kwargs)
         )
-        with _same_randomness():
-            return tree_leaves(model(*chosen_args, **chosen_kwargs))
+        with undisturbed(model):
+            if not opened:
+                return tree_leaves(model(*chosen_args, **chosen_kwargs))
+            return tree_leaves(functional_call(model, opened, chosen_args, chosen_kwargs))
 
-    pairs = zip(outputs(torch.arange(batch)), outputs(replaced), strict=False)
-    return any(_differs(old, new, kept, batch) for old, new in pairs)
+    unchanged = torch.arange(batch)
+    before = outputs(unchanged)
+    for kept in (half for halves in splits for half in halves):
+        after = outputs(torch.where(kept, unchanged, unchanged[kept][0]))
+        index = kept.nonzero().flatten()
+        if any(_differs(*pair, index, batch) for pair in zip(before, after, strict=False)):
+            return True
+    return False
 
 
 def _choose(leaf: Any, batch: int, samples: Tensor, preferred: int) -> Any:
@@ -108,12 +120,27 @@ def _same_randomness() -> Iterator[None]:
             restore(state)
 
 
+def _open_gates(model: nn.Module) -> dict[str, Tensor]:
+    """Random values for parameters that are still all zero, behind which mixing would hide."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(p.shape, generator=generator).to(p)
+        for name, p in model.named_parameters()
+        if p.requires_grad and not p.any()
+    }
+
+
 @contextmanager
-def _restored_buffers(model: nn.Module) -> Iterator[None]:
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Runs of the model in here leave no trace: neither in generators nor in buffers."""
+    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    saved = [(module, name, b, None if b is None else b.clone()) for module, name, b in held]
     try:
-        yield
+        with torch.no_grad(), _same_randomness():
+            yield
     finally:
-        for buffer, value in saved:
-            if not torch.equal(buffer, value):  # writing one that autograd has saved is an error
+        for module, name, buffer, value in saved:
+            module._buffers[name] = buffer
+            # Writing one that autograd has saved is an error.
+            if buffer is not None and value is not None and not torch.equal(buffer, value):
                 buffer.copy_(value)

@@ -11,11 +11,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from quietgrad.capture import derivation
-from quietgrad.capture.call import Call, Frame
+from quietgrad.capture.call import Call, Frame, is_in_place
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape, Target, is_spread_over_samples
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class CaptureMode(TorchFunctionMode):
@@ -38,6 +40,10 @@ class CaptureMode(TorchFunctionMode):
             return func(*args, **kwargs)
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
+        if func == _SET_DATA:
+            forbidden.check_write(tape, args)
+            return func(*args)
+        tape.functions.add(func)
         tensors = list(_tensors((*args, *kwargs.values())))
         targets = [self._target_of(tensor, tape) for tensor in tensors]
         if not torch.is_grad_enabled() or not any(targets):
@@ -89,9 +95,11 @@ class CaptureMode(TorchFunctionMode):
         targets: list[Target | None],
         tape: Tape,
     ) -> Any:
+        if is_in_place(func):
+            forbidden.check_write(tape, args)
         output = func(*args, **kwargs)
         # Without gradients a parameter is a constant like any other.
-        constant = all(
+        constant = derivation.makes_constants(func) or all(
             target is not None or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
         )

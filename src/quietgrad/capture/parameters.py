@@ -41,12 +41,17 @@ class ParameterTable:
             )
         return self._targets[name]
 
+    def describe(self, parameter: nn.Parameter) -> str:
+        """A parameter's name, for messages."""
+        name = self._name_of(parameter) or self._refreshed_name_of(parameter)
+        return f"parameter '{name}'" if name else f"a parameter of shape {tuple(parameter.shape)}"
+
     def _name_of(self, parameter: nn.Parameter) -> str | None:
         holder = self._holders.get(id(parameter))
         if holder is None:
             return None
         module, attribute, name = holder
-        return name if module._parameters.get(attribute) is parameter else None
+        return name if getattr(module, attribute, None) is parameter else None
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
         self._holders = {

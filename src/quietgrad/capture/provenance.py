@@ -21,6 +21,13 @@ class Provenance:
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = {id(buffer): buffer for buffer in model.buffers()}
+        self._originals = {
+            (module, attribute): (buffer, f"{path}.{attribute}" if path else attribute)
+            for path, module in model.named_modules()
+            for attribute, buffer in module._buffers.items()
+        }
+        held = [*model.named_buffers(), *model.named_parameters()]
+        self._storages = {t.untyped_storage().data_ptr(): name for name, t in held if t.numel()}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
 
     def note(self, tensors: Iterable[Tensor], *, constant: bool) -> None:
@@ -44,6 +51,16 @@ class Provenance:
         noted = self._noted(tensor)
         # One that comes from nowhere was cached by the model, unless it has room for all samples.
         return not _has_room(tensor, batch) if noted is None else noted
+
+    def name_in_model(self, tensor: Any) -> str | None:
+        """The buffer or parameter whose memory ``tensor`` shares."""
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            return None
+        return self._storages.get(tensor.untyped_storage().data_ptr())
+
+    def original(self, module: nn.Module, attribute: str) -> tuple[Tensor | None, str]:
+        """A buffer as it was when the model was attached, and its name."""
+        return self._originals.get((module, attribute), (None, attribute))
 
     def forget_dead(self) -> None:
         """Drop entries of tensors that are gone."""

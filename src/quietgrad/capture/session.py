@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
-from quietgrad.capture.independence import check_independence
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
+from quietgrad.capture.verification import Verifier
 from quietgrad.errors import EngineStateError, LossError, StrayGradientError, TrainableSetError
 
 
@@ -38,7 +38,8 @@ class Capture:
         self._book, self._provenance = LayoutBook(), Provenance(model)
         self._tape = Tape(self._book, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape)
-        self._entered, self._paused = 0, False
+        self._entered, self._is_paused = 0, False
+        self._verifier = Verifier(self.parameters.describe, self._paused)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
             enter, leave = _Enter(self, path), _Leave(self, path)
@@ -78,12 +79,14 @@ class Capture:
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
-            if tape.batch > 1 and (tape.verify or tape.is_unsettled()):
-                self._probe(tape, losses)
+            self._verifier.verify(tape, losses)
             tape.collect(losses, sink)
             self._refuse_escaped_gradients()
+        except BaseException:
+            self._clear_gradients()
+            raise
         finally:
-            self.begin()
+            self.begin(tape.batch, verify=tape.verify)
 
     def check_trainable_set(self) -> None:
         """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
@@ -101,7 +104,7 @@ class Capture:
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """A module's forward begins."""
-        if self._paused:
+        if self._is_paused:
             return
         frames = self._mode.frames
         outermost = not frames
@@ -110,49 +113,29 @@ class Capture:
             self._provenance.note_arguments((args, kwargs), self._tape.batch)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._entered += 1
-        elif self._entered and not torch.is_grad_enabled():
+        elif not torch.is_grad_enabled() and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes = True
         if self._entered:
             forbidden.check_module(module, path)
 
-    def leave(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """A module's forward ended, normally or not."""
-        if self._paused:
+    def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """A module's forward ended, or failed: then there is no output."""
+        if self._is_paused:
             return
         frames = self._mode.frames
         if frames:
             frames.pop()
-        if frames or not self._entered:
-            return
-        self._entered -= 1
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if self._tape.verify and not path and self._tape.phase is Phase.FORWARD:
-            self._check_independence(module, args, kwargs)
+        captured = self._entered > 0
+        if captured and not frames:
+            self._entered -= 1
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if output is not None and self._tape.phase is Phase.FORWARD:
+                self._tape.calls.append((module, args, kwargs))
+        if captured and output is not None:
+            forbidden.check_buffers(module, self._tape)
 
     # -- internals -----------------------------------------------------------------------------
-
-    def _check_independence(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._paused = True
-        try:
-            check_independence(model, args, kwargs, self._tape.batch)
-        finally:
-            self._paused = False
-
-    def _probe(self, tape: Tape, losses: Tensor) -> None:
-        """Split the batch in two, back-propagate each half; more splits while layouts are open.
-
-        After ``log2(B)`` splits every sample has been told apart from every other, so that any
-        placement left is exact for this batch.
-        """
-        batch = len(losses)
-        codes = torch.randperm(batch, generator=_private_generator()).to(losses.device)
-        for bit in range(math.ceil(math.log2(batch))):
-            half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
-            ambiguous = [tape.probe(losses, seeded) for seeded in (half, ~half)]
-            if not any(ambiguous):
-                return
-        tape.accept_ambiguity()
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.trainable().items():
@@ -163,10 +146,21 @@ class Capture:
                     "the engine."
                 )
 
-    def _refuse_escaped_gradients(self) -> None:
-        escaped = [n for n, p in self.parameters.trainable().items() if p.grad is not None]
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """The model runs without being captured."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def _clear_gradients(self) -> None:
         for parameter in self.parameters.trainable().values():
             parameter.grad = None
+
+    def _refuse_escaped_gradients(self) -> None:
+        escaped = [n for n, p in self.parameters.trainable().items() if p.grad is not None]
         if escaped:
             raise StrayGradientError(
                 f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
@@ -203,7 +197,7 @@ class _Enter(_Hook):
 class _Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self._capture is not None:
-            self._capture.leave(self._path, module, args, kwargs)
+            self._capture.leave(module, args, kwargs, output)
 
 
 def _refuse_attached(model: nn.Module) -> None:
@@ -248,9 +242,3 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
             "the losses do not depend on any trainable parameter: they were computed under "
             "torch.no_grad() or detached."
         )
-
-
-def _private_generator() -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed()
-    return generator

@@ -80,12 +80,12 @@ class _Entry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, token: Tensor, tape: Tape, name: str) -> Tensor:
-        ctx.tape, ctx.name = tape, name
+        ctx.tape, ctx.parameter = tape, name
         ctx.set_materialize_grads(False)
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
         if grad is not None:
-            ctx.tape.refuse_escape(ctx.name)
+            ctx.tape.refuse_escape(ctx.parameter)
         return None, None, None, None

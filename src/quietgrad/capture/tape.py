@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
 from quietgrad.capture.provenance import Provenance
@@ -146,7 +146,9 @@ class Tape:
         self._derived: dict[int, Derived] = {}
         self._clean: SiteKey | None = None
         self._mixed: Site | None = None
-        self._ambiguous = False
+        self._projections: dict[SiteKey, tuple[float, float]] = {}
+        self.functions: set[Callable[..., Any]] = set()
+        self.calls: list[tuple[nn.Module, Any, dict[str, Any]]] = []
 
     # -- forward: what is known about tensors -------------------------------------------------
 
@@ -192,14 +194,22 @@ class Tape:
         """Every sample has been told apart from every other: what is left is exact here."""
         self._all_told_apart = True
 
-    def probe(self, losses: Tensor, seeded: Tensor) -> bool:
-        """Back-propagate only the ``seeded`` samples' losses; True if placements stay ambiguous."""
-        self.phase, self._seeded, self._ambiguous = Phase.PROBING, seeded, False
+    def probe(self, losses: Tensor, seeded: Tensor) -> dict[SiteKey, tuple[float, float]]:
+        """Back-propagate only the ``seeded`` samples' losses and strike out what this refutes.
+
+        Returns, for each operation, a linear function of the gradient that arrived, and how far it
+        may be off by rounding.
+        """
+        self.phase, self._seeded = Phase.PROBING, seeded
         self._clean = self._mixed = None
-        torch.autograd.backward(losses, seeded.to(losses.dtype), retain_graph=True)
+        self._projections = {}
+        # Nothing but the taps is to see this pass; reentrant checkpointing has no such option.
+        inputs = None if self.recomputes else [self.token]
+        seeds = seeded.to(losses.dtype)
+        torch.autograd.backward(losses, seeds, retain_graph=True, inputs=inputs)
         if self._mixed is not None:
             raise SampleMixingError(_mixing_message(self._mixed, self._clean))
-        return self._ambiguous
+        return self._projections
 
     def collect(self, losses: Tensor, sink: Sink) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
@@ -212,6 +222,7 @@ class Tape:
         """Forget everything; gradients that arrive later are refused."""
         self.phase = Phase.CLOSED
         self._sites.clear()
+        self.calls.clear()
         self._factors.clear()
         self._entries.clear()
         self._derived.clear()
@@ -253,22 +264,29 @@ class Tape:
             self._mixed = site
         elif verdict:
             self._clean = site.key
-            left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
-            self._ambiguous |= len(left) > 1
+        value, tolerance = self._projections.get(site.key, (0.0, 0.0))
+        more, slack = _project(grad)
+        self._projections[site.key] = value + more, tolerance + slack
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
         left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
-        settled = self.batch == 1 or (len(left) == 1 and self.book.knows(site.key))
-        if not settled and not self._all_told_apart and not grad.any():
+        settled = self._all_told_apart or len(left) == 1
+        if self.batch > 1 and not (settled and self.book.knows(site.key)) and not grad.any():
             return  # silent in every probe, too: it contributes exactly zero
-        rows = self._rows(site, grad.shape, left)
+        rows = self._rows(site, grad, left)
         for use in site.uses:
             self._refuse_late(use.target.names, site)
             self._append(use.target, use.make(rows, grad, *saved))
 
-    def _rows(self, site: Site, shape: torch.Size, left: Sequence[Placement]) -> Rows:
+    def _is_broken_throughout(self, grad: Tensor, left: Sequence[Placement]) -> bool:
+        """Whether every sample is NaN, wherever its rows are: then nothing could be learned."""
+        counts = [Rows(p, self.batch).split(grad.isnan(), 0).any(1) for p in left]
+        return all(bool(broken.all()) for broken in counts)
+
+    def _rows(self, site: Site, grad: Tensor, left: Sequence[Placement]) -> Rows:
         if self.batch == 1:
             return Rows(None, 1)
+        shape = grad.shape
         if not left:
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape "
@@ -276,11 +294,12 @@ class Tape:
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
-        if not self._all_told_apart and (len(left) > 1 or not self.book.knows(site.key)):
+        settled = self.book.knows(site.key) and (len(left) == 1 or self._all_told_apart)
+        if not settled and not self._is_broken_throughout(grad, left):
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
-                "whose rows could belong to the samples in more than one way, and it ran only "
-                "inside the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
+                "whose rows may belong to the samples in more than one way, and it ran only inside "
+                "the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
             )
         return Rows(left[0], self.batch)
 
@@ -326,6 +345,14 @@ def aligned_sizes(before: torch.Size, after: torch.Size) -> list[tuple[int, int]
     """Sizes of a tensor before and after it was broadcast, dimension by dimension."""
     padded = (1,) * (len(after) - len(before)) + tuple(before)
     return list(zip(padded, after, strict=True))
+
+
+def _project(grad: Tensor) -> tuple[float, float]:
+    """A fixed linear function of a gradient, and a bound on its rounding error."""
+    flat = grad.detach().flatten().double()
+    weights = torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
+    slack = torch.finfo(grad.dtype).eps ** 0.5 * (flat.abs() @ weights)
+    return (flat @ weights).item(), slack.item()
 
 
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:

@@ -67,6 +67,12 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def vector_norm(tensor: Tensor, order: float = 2, *, dim: int, keepdim: bool = False) -> Tensor:
+    """Norms along one dimension."""
+    norms: Tensor = torch.linalg.vector_norm(tensor, order, dim=dim, keepdim=keepdim)
+    return norms
+
+
 def scale_samples(tensor: Tensor, weights: Tensor) -> Tensor:
     """Multiply sample ``i`` of ``tensor[B, ...]`` by ``weights[i]``."""
     return tensor * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor
+from quietgrad.factors.base import Cost, Factor, vector_norm
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -44,7 +44,8 @@ class Combined(Factor):
         return Combined([part.select(samples) for part in self.parts])
 
     def magnitude(self) -> Tensor:
-        return torch.stack([part.magnitude() for part in self.parts]).norm(dim=0)
+        parts = torch.stack([part.magnitude() for part in self.parts])
+        return vector_norm(parts, dim=0)
 
     def sq_norm_cost(self) -> Cost:
         return _total([part.sq_norm_cost() for part in self.parts])

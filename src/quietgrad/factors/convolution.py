@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, wide
+from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
 from quietgrad.factors.outer import Outer
 
 
@@ -59,7 +59,7 @@ class Conv(Factor):
 
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.
-        return self.inputs.flatten(1).norm(dim=1) * self.grads.flatten(1).norm(dim=1)
+        return _length(self.inputs) * _length(self.grads)
 
     def sq_norm_cost(self) -> Cost:
         positions = float(self.images * math.prod(self._grid()))
@@ -86,6 +86,10 @@ class Conv(Factor):
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
         return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+
+
+def _length(images: Tensor) -> Tensor:
+    return vector_norm(images.flatten(1), dim=1)
 
 
 def _weight_gradient(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, wide
+from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
 
 
 class Gather(Factor):
@@ -39,7 +39,7 @@ class Gather(Factor):
         return Gather(self.ids[samples], self.values[samples], self.shape)
 
     def magnitude(self) -> Tensor:
-        return self.values.flatten(1).norm(dim=1)
+        return vector_norm(self.values.flatten(1), dim=1)
 
     def sq_norm_cost(self) -> Cost:
         return Cost(4.0 * self.values.numel(), float(self.values.numel()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, wide
+from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
+from quietgrad.factors.dense import Dense
 
 # A Gram-matrix norm loses accuracy where the positions of a sample cancel each other out. The
 # relative error grows as eps * (sum_t |row_t||col_t|)^2 / norm^2; beyond these errors the sample
@@ -32,7 +33,9 @@ class Outer(Factor):
         if self.groups > 1:
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
-            return self.rows.square().sum((1, 2)) * self.cols.square().sum((1, 2))
+            return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
+        if not (_squares_safely(self.rows) and _squares_safely(self.cols)):
+            return Dense(self.materialize()).sq_norm()
         row_gram, col_gram = _gram(self.rows), _gram(self.cols)
         squares = torch.einsum("bts,bts->b", row_gram, col_gram)
         return self._mend_cancellation(squares, row_gram, col_gram)
@@ -54,8 +57,9 @@ class Outer(Factor):
         return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)
 
     def magnitude(self) -> Tensor:
-        lengths = self.rows.square().sum(2) * self.cols.square().sum(2)
-        return lengths.sum(1).sqrt()
+        if self.groups > 1:
+            return self._ungrouped().magnitude().view(self.batch, -1).square().sum(1).sqrt()
+        return (_lengths(self.rows) * _lengths(self.cols)).square().sum(1).sqrt()
 
     def sq_norm_cost(self) -> Cost:
         if self.positions == 1:
@@ -96,6 +100,25 @@ class Outer(Factor):
         for sample in doubtful.nonzero():
             squares[sample] = self.select(sample).materialize().square().sum()
         return squares
+
+
+def _lengths(tensor: Tensor) -> Tensor:
+    """Length of every position, ``[B, T]``, also where squares would overflow or underflow."""
+    if _squares_safely(tensor):
+        return vector_norm(tensor, dim=2)
+    peak = vector_norm(tensor, torch.inf, dim=2, keepdim=True).clamp_min(
+        torch.finfo(tensor.dtype).tiny
+    )
+    return peak.squeeze(2) * vector_norm(tensor / peak, dim=2)
+
+
+def _squares_safely(tensor: Tensor) -> bool:
+    """Whether squares of the largest entries of all positions are far from both ends."""
+    info = torch.finfo(tensor.dtype)
+    peaks = vector_norm(tensor, torch.inf, dim=2)
+    peaks = peaks[peaks > 0]
+    low, high = info.tiny**0.5 * 1e4, info.max**0.5 * 1e-4
+    return not len(peaks) or (low <= peaks.min().item() and peaks.max().item() <= high)
 
 
 def _gram(tensor: Tensor) -> Tensor:

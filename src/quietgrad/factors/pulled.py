@@ -35,13 +35,18 @@ class Pullback:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _grad(self, cotangent: Tensor, *, batched: bool) -> Tensor:
-        (gradient,) = torch.autograd.grad(
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
             self.derived,
             self.source,
             cotangent.to(self.derived.dtype),
             retain_graph=True,
             is_grads_batched=batched,
+            allow_unused=True,
         )
+        (gradient,) = gradients
+        if gradient is None:
+            lead = cotangent.shape[:1] if batched else ()
+            return self.source.new_zeros((*lead, *self.source.shape))
         return gradient
 
 

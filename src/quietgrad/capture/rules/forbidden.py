@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from quietgrad.capture.tape import Tape
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 
 
@@ -24,6 +26,32 @@ def check_module(module: nn.Module, path: str) -> None:
     """Refuse a module that mixes samples outside of torch's functions."""
     if isinstance(module, nn.SyncBatchNorm) and module.training:
         _check_batch_norm({"training": True}, f"module '{path}'" if path else "the model")
+
+
+def check_write(tape: Tape, args: Any) -> None:
+    """Refuse to write data into what stays in the model: a buffer or a parameter."""
+    written, *others = args
+    name = tape.provenance.name_in_model(written)
+    if name is not None and any(
+        isinstance(leaf, Tensor) and not tape.is_constant(leaf) for leaf in tree_leaves(others)
+    ):
+        raise UnsupportedOperationError(_raw_data_message(name))
+
+
+def check_buffers(module: nn.Module, tape: Tape) -> None:
+    """Refuse a buffer that was replaced by something computed from data, and put it back."""
+    for attribute, buffer in module._buffers.items():
+        if buffer is not None and not tape.is_constant(buffer):
+            module._buffers[attribute], name = tape.provenance.original(module, attribute)
+            raise UnsupportedOperationError(_raw_data_message(name))
+
+
+def _raw_data_message(name: str) -> str:
+    return (
+        f"buffer or parameter '{name}' is written from raw data in the forward: it would leave the "
+        "model without noise (running statistics, a memory of samples). Switch the update off, or "
+        "keep the statistics fixed."
+    )
 
 
 def _check_batch_norm(arguments: dict[str, Any], where: str) -> None:

@@ -67,11 +67,11 @@ def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> Non
     variable = getattr(node, "variable", None)
     if isinstance(variable, nn.Parameter):
         raise StrayGradientError(
-            f"{describe(variable)} would receive an ordinary gradient: it is used outside "
-            "the model's forward (in the loss, or through model.forward(...) instead of "
-            "model(...)) or inside something that hides from the capture, the model ran in eval "
-            "mode, or it belongs to a criterion and not to the model. Use parameters only inside a forward called as model(...), after "
-            "model.train()."
+            f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
+            "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
+            "inside something that hides from the capture, the model ran in eval mode, or it "
+            "belongs to a criterion and not to the model. Use parameters only inside a forward "
+            "called as model(...), after model.train()."
         )
 
 

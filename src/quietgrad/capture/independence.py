@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,76 +20,104 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quietgrad.capture.layout import Placement
 from quietgrad.errors import SampleMixingError
 
 
-def check_independence(
-    model: nn.Module, args: Any, kwargs: dict[str, Any], splits: Sequence[tuple[Tensor, Tensor]]
-) -> None:
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a model (or of a part of it, by the user), to be repeated with other samples."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: torch.dtype | None
+
+    @staticmethod
+    def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+        """The call as it is made now, with the precision in force."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return ModelCall(model, args, kwargs, dtype)
+
+    def outputs(self, choose: Callable[[Any], Any], opened: dict[str, Tensor]) -> list[Any]:
+        """The outputs for other arguments; the model is left as it was."""
+        args, kwargs = tree_map(choose, (self.args, self.kwargs))
+        precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
+        with undisturbed(self.model), precision:
+            if not opened:
+                return tree_leaves(self.model(*args, **kwargs))
+            return tree_leaves(functional_call(self.model, opened, args, kwargs))
+
+
+def check_independence(call: ModelCall, splits: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Refuse a model whose outputs for some samples change when other samples are replaced.
 
     ``splits`` are halves of the batch; each half is replaced once. Says nothing where it cannot
-    tell: arguments or outputs in which no dimension has the size of the batch.
+    tell: arguments or outputs in which no dimension can hold the samples.
     """
     batch = len(splits[0][0])
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    # Where two dimensions have that size, one of them must do.
-    dims = sorted({dim for leaf in leaves for dim in _sample_dims(leaf, batch)})
-    if dims and all(_is_mixed(model, args, kwargs, splits, dim) for dim in dims):
+    leaves = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)]
+    # Where the samples could be in several places, one of them must do.
+    places = dict.fromkeys(place for leaf in leaves for place in _places(leaf, batch))
+    if places and all(_is_mixed(call, splits, place) for place in places):
         raise SampleMixingError(
-            f"samples are mixed: outputs of the model ({type(model).__name__}) for some samples "
-            "changed when other samples of the batch were replaced. Its forward computes something "
-            "across the batch: statistics (also detached ones), a cache of earlier samples, or an "
-            "operation over the batch dimension. Compute it per sample, or from public data kept "
-            "in buffers."
+            f"samples are mixed: outputs of the model ({type(call.model).__name__}) for some "
+            "samples changed when other samples of the batch were replaced. Its forward computes "
+            "something across the batch: statistics (also detached ones), a cache of earlier "
+            "samples, or an operation over the batch dimension. Compute it per sample, or from "
+            "public data kept in buffers."
         )
 
 
 def _is_mixed(
-    model: nn.Module,
-    args: Any,
-    kwargs: dict[str, Any],
-    splits: Sequence[tuple[Tensor, Tensor]],
-    preferred: int,
+    call: ModelCall, splits: Sequence[tuple[Tensor, Tensor]], preferred: Placement
 ) -> bool:
-    batch = len(splits[0][0])
-    opened = _open_gates(model)
-
-    def outputs(samples: Tensor) -> list[Any]:
-        chosen_args, chosen_kwargs = tree_map(
-            lambda leaf: _choose(leaf, batch, samples, preferred), (args, kwargs)
-        )
-        with undisturbed(model):
-            if not opened:
-                return tree_leaves(model(*chosen_args, **chosen_kwargs))
-            return tree_leaves(functional_call(model, opened, chosen_args, chosen_kwargs))
-
-    unchanged = torch.arange(batch)
-    before = outputs(unchanged)
+    unchanged = torch.arange(len(splits[0][0]))
+    opened = _open_gates(call.model)
+    before = call.outputs(lambda leaf: _choose(leaf, unchanged, preferred), opened)
     for kept in (half for halves in splits for half in halves):
-        after = outputs(torch.where(kept, unchanged, unchanged[kept][0]))
+        samples = torch.where(kept, unchanged, unchanged[kept][0])
+        after = call.outputs(lambda leaf, s=samples: _choose(leaf, s, preferred), opened)
         index = kept.nonzero().flatten()
-        if any(_differs(*pair, index, batch) for pair in zip(before, after, strict=False)):
+        if any(_differs(*pair, index, len(kept)) for pair in zip(before, after, strict=False)):
             return True
     return False
 
 
-def _choose(leaf: Any, batch: int, samples: Tensor, preferred: int) -> Any:
+def _choose(leaf: Any, samples: Tensor, preferred: Placement) -> Any:
+    """An argument with sample ``i`` replaced by ``samples[i]``."""
     if not isinstance(leaf, Tensor):
         return leaf
-    dims = _sample_dims(leaf, batch)
-    if not dims:
+    places = _places(leaf, len(samples))
+    if not places:
         return leaf.clone()
-    return leaf.index_select(preferred if preferred in dims else dims[0], samples.to(leaf.device))
+    return _select(leaf, samples, preferred if preferred in places else places[0], len(samples))
 
 
 def _differs(old: Any, new: Any, kept: Tensor, batch: int) -> bool:
     if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
         return False
-    dims, index = _sample_dims(old, batch), kept.to(old.device)
-    return bool(dims) and not any(
-        _agree(old.index_select(dim, index), new.index_select(dim, index)) for dim in dims
+    places = _places(old, batch)
+    return bool(places) and not any(
+        _agree(_select(old, kept, place, batch), _select(new, kept, place, batch))
+        for place in places
     )
+
+
+def _select(tensor: Tensor, samples: Tensor, place: Placement, batch: int) -> Tensor:
+    """The rows of some samples, in their order."""
+    each = tensor.shape[place.dim] // batch
+    rows = torch.arange(each * batch).view((batch, each) if place.major else (each, batch))
+    chosen = rows[samples] if place.major else rows[:, samples]
+    return tensor.index_select(place.dim, chosen.flatten().to(tensor.device))
+
+
+def _places(tensor: Tensor, batch: int) -> list[Placement]:
+    """Where the samples could be; dimensions of exactly their number come first."""
+    dims = [dim for dim, size in enumerate(tensor.shape) if size and size % batch == 0]
+    exact = [Placement(dim, True) for dim in dims if tensor.shape[dim] == batch]
+    folded = [dim for dim in dims if tensor.shape[dim] != batch]
+    return exact + [Placement(dim, major) for dim in folded for major in (True, False)]
 
 
 def _agree(left: Tensor, right: Tensor) -> bool:
@@ -99,10 +128,6 @@ def _agree(left: Tensor, right: Tensor) -> bool:
     left, right = left.double(), right.double()
     scale = left.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
     return torch.allclose(left, right, atol=tolerance * scale, rtol=0, equal_nan=True)
-
-
-def _sample_dims(tensor: Tensor, batch: int) -> list[int]:
-    return [dim for dim, size in enumerate(tensor.shape) if size == batch]
 
 
 @contextmanager

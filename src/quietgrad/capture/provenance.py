@@ -72,8 +72,11 @@ class Provenance:
 
 
 def _is_shared(tensor: Tensor, batch: int) -> bool:
-    leads_with_one = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
-    return leads_with_one or not _has_room(tensor, batch)
+    # Ids of positions often come as a batch of one; data with one time step in front does not.
+    one_for_all = (
+        tensor.ndim > 1 and tensor.shape[0] == 1 < batch and not tensor.dtype.is_floating_point
+    )
+    return one_for_all or not _has_room(tensor, batch)
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

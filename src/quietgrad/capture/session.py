@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
+from quietgrad.capture.independence import ModelCall
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
@@ -131,7 +132,7 @@ class Capture:
             self._entered -= 1
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             if output is not None and self._tape.phase is Phase.FORWARD:
-                self._tape.calls.append((module, args, kwargs))
+                self._tape.calls.append(ModelCall.recorded(module, args, kwargs))
         if captured and output is not None:
             forbidden.check_buffers(module, self._tape)
 

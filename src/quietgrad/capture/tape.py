@@ -9,8 +9,9 @@ from enum import Enum
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from quietgrad.capture.independence import ModelCall
 from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.tap import entry
@@ -148,7 +149,7 @@ class Tape:
         self._mixed: Site | None = None
         self._projections: dict[SiteKey, tuple[float, float]] = {}
         self.functions: set[Callable[..., Any]] = set()
-        self.calls: list[tuple[nn.Module, Any, dict[str, Any]]] = []
+        self.calls: list[ModelCall] = []
 
     # -- forward: what is known about tensors -------------------------------------------------
 
@@ -278,10 +279,12 @@ class Tape:
             self._refuse_late(use.target.names, site)
             self._append(use.target, use.make(rows, grad, *saved))
 
-    def _is_broken_throughout(self, grad: Tensor, left: Sequence[Placement]) -> bool:
-        """Whether every sample is NaN, wherever its rows are: then nothing could be learned."""
-        counts = [Rows(p, self.batch).split(grad.isnan(), 0).any(1) for p in left]
-        return all(bool(broken.all()) for broken in counts)
+    def _is_broken(self, grad: Tensor, left: Sequence[Placement]) -> bool:
+        """Whether there is nothing to learn from but NaN, and it tells which samples are broken."""
+        if grad.nan_to_num(0.0, 1.0, 1.0).any():
+            return False
+        broken = [Rows(p, self.batch).split(grad.isnan(), 0).any(1) for p in left]
+        return len(left) == 1 or all(bool(samples.all()) for samples in broken)
 
     def _rows(self, site: Site, grad: Tensor, left: Sequence[Placement]) -> Rows:
         if self.batch == 1:
@@ -295,7 +298,7 @@ class Tape:
                 "fixed number of rows for each)."
             )
         settled = self.book.knows(site.key) and (len(left) == 1 or self._all_told_apart)
-        if not settled and not self._is_broken_throughout(grad, left):
+        if not settled and not self._is_broken(grad, left):
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
                 "whose rows may belong to the samples in more than one way, and it ran only inside "

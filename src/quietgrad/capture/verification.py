@@ -42,8 +42,8 @@ class Verifier:
         if tape.verify or kind not in self._known or tape.is_unsettled():
             _probe_in_full(tape, losses)
             with self._paused():
-                for model, args, kwargs in tape.calls:
-                    check_independence(model, args, kwargs, list(_splits(tape.batch)))
+                for call in tape.calls:
+                    check_independence(call, list(_splits(tape.batch)))
             self._known.add(kind)
         elif graph.selects_rows:
             for half in next(_splits(tape.batch)):

@@ -66,8 +66,8 @@ def clipped_sum(
         radius: Total clipping radius R, if ``grouping`` is a name (default 1).
         strategy: How norms are evaluated; changes speed and memory only.
         memory_budget: Bytes of materialized gradients that may be held.
-        verify: Probe that samples are independent (two more backward passes). Operations not seen
-            before in this call are probed in any case.
+        verify: Verify that samples are independent, by a number of further passes that grows with
+            the logarithm of the batch size. Which rows belong to which sample is always probed.
 
     Returns:
         The sums by parameter, with per-sample norms and weights and the sensitivity.
@@ -130,7 +130,7 @@ def _run(
     *,
     verify: bool,
 ) -> SinkT:
-    capture = Capture(model)
+    capture = Capture(model, thorough=verify)
     try:
         batch = _count_samples(model, closure)
         capture.begin(batch, verify=verify)

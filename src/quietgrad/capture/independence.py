@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,10 @@ def _is_mixed(
 ) -> bool:
     unchanged = torch.arange(len(splits[0][0]))
     opened = _open_gates(call.model)
-    before = call.outputs(lambda leaf: _choose(leaf, unchanged, preferred), opened)
+    before = call.outputs(partial(_choose, samples=unchanged, preferred=preferred), opened)
     for kept in (half for halves in splits for half in halves):
         samples = torch.where(kept, unchanged, unchanged[kept][0])
-        after = call.outputs(lambda leaf, s=samples: _choose(leaf, s, preferred), opened)
+        after = call.outputs(partial(_choose, samples=samples, preferred=preferred), opened)
         index = kept.nonzero().flatten()
         if any(_differs(*pair, index, len(kept)) for pair in zip(before, after, strict=False)):
             return True

@@ -73,10 +73,8 @@ class Provenance:
 
 def _is_shared(tensor: Tensor, batch: int) -> bool:
     # Ids of positions often come as a batch of one; data with one time step in front does not.
-    one_for_all = (
-        tensor.ndim > 1 and tensor.shape[0] == 1 < batch and not tensor.dtype.is_floating_point
-    )
-    return one_for_all or not _has_room(tensor, batch)
+    one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
+    return (one_row and not tensor.is_floating_point()) or not _has_room(tensor, batch)
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

@@ -27,10 +27,17 @@ class Capture:
 
     The capture mode is entered in each module's own forward, not around the whole model, so that
     what activation checkpointing recomputes is captured too. ``when`` tells whether a forward is to
-    be captured at all (the engine leaves evaluation alone).
+    be captured at all (the engine leaves evaluation alone). Unless ``thorough``, backward passes
+    are not verified beyond what exactness needs.
     """
 
-    def __init__(self, model: nn.Module, when: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        when: Callable[[], bool] = lambda: True,
+        *,
+        thorough: bool = True,
+    ) -> None:
         _refuse_attached(model)
         _refuse_unusable(model)
         self.parameters = ParameterTable(model)
@@ -40,7 +47,7 @@ class Capture:
         self._tape = Tape(self._book, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape)
         self._entered, self._is_paused = 0, False
-        self._verifier = Verifier(self.parameters.describe, self._paused)
+        self._verifier = Verifier(self.parameters.describe, self._paused, thorough=thorough)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
             enter, leave = _Enter(self, path), _Leave(self, path)

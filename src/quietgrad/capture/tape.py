@@ -352,7 +352,8 @@ def aligned_sizes(before: torch.Size, after: torch.Size) -> list[tuple[int, int]
 
 def _project(grad: Tensor) -> tuple[float, float]:
     """A fixed linear function of a gradient, and a bound on its rounding error."""
-    flat = grad.detach().flatten().double()
+    real = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
+    flat = real.flatten().double()
     weights = torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
     slack = torch.finfo(grad.dtype).eps ** 0.5 * (flat.abs() @ weights)
     return (flat @ weights).item(), slack.item()

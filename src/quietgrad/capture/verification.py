@@ -24,8 +24,10 @@ class Verifier:
         self,
         describe: Callable[[nn.Parameter], str],
         paused: Callable[[], AbstractContextManager[None]],
+        *,
+        thorough: bool,
     ) -> None:
-        self._describe, self._paused = describe, paused
+        self._describe, self._paused, self._thorough = describe, paused, thorough
         self._known: set[Any] = set()
 
     def verify(self, tape: Tape, losses: Tensor) -> None:
@@ -33,13 +35,16 @@ class Verifier:
 
         In full when asked for, when the forward called functions or the graph has links that were
         not seen before, and when a layout is open. Where rows are picked by an index, which may
-        pick others each time, one random split is probed each time.
+        pick others each time, one random split is probed each time. A verifier that is not
+        thorough only settles layouts.
         """
         graph = summarize(losses, self._describe)
         kind = (frozenset(tape.functions), graph.links)
         if tape.batch == 1:
             return
-        if tape.verify or kind not in self._known or tape.is_unsettled():
+        if not self._thorough:
+            _settle_layouts(tape, losses)
+        elif tape.verify or kind not in self._known or tape.is_unsettled():
             _probe_in_full(tape, losses)
             with self._paused():
                 for call in tape.calls:
@@ -48,6 +53,16 @@ class Verifier:
         elif graph.selects_rows:
             for half in next(_splits(tape.batch)):
                 tape.probe(losses, half.to(losses.device))
+
+
+def _settle_layouts(tape: Tape, losses: Tensor) -> None:
+    """Split after split, until every operation's rows can belong to samples in one way only."""
+    for halves in _splits(tape.batch):
+        if not tape.is_unsettled():
+            return
+        for half in halves:
+            tape.probe(losses, half.to(losses.device))
+    tape.accept_ambiguity()
 
 
 def _probe_in_full(tape: Tape, losses: Tensor) -> None:

@@ -72,9 +72,11 @@ class ClippedReducer:
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
         samples = None if finite.all() else finite.nonzero().flatten()
+        # A norm of zero may stand for entries too small to square: no weight may enlarge those.
+        effective = weights.where(norms != 0, 0.0)
         for name, factor in self._held[index].items():
             self._evaluator.release(factor)
-            self.grads[name] = _sum(factor, weights, samples)
+            self.grads[name] = _sum(factor, effective, samples)
         self._held[index].clear()
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
@@ -94,9 +96,9 @@ class ClippedReducer:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """Norms from their squares; zero where squares have lost their digits to underflow."""
+    """Norms from their squares; where those have lost digits to underflow, a little more."""
     smallest = 1e6 * torch.finfo(squares.dtype).tiny
-    return torch.where(squares < smallest, 0.0, squares).sqrt()
+    return torch.where((squares > 0) & (squares < smallest), smallest, squares).sqrt()
 
 
 def _sum(factor: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from quietgrad.factors import Dense, Factor
+from quietgrad.factors import Dense, Factor, cover_rounding
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
 
@@ -24,10 +24,6 @@ DEFAULT_MEMORY_BUDGET = 1 << 30  # bytes of materialized gradients held at a tim
 _MEMORY_PASS = 120.0
 _KEEP_PASSES, _DISCARD_PASSES = 3.0, 1.0
 _CHUNK_FLOATS = 1 << 22
-
-# Errors of a sum, in units of epsilon times the magnitude of its parts; and the share of that
-# magnitude below which a norm is small enough for them to matter.
-_ROUNDING_ERRORS, _SMALL = 4.0, 0.03
 
 
 class Evaluator:
@@ -49,9 +45,9 @@ class Evaluator:
                 self._held += _bytes_of(dense)
                 return dense.sq_norm(), dense
             case "discard":
-                return _cover_rounding(_sq_norm_in_chunks(factor), factor), factor
+                return cover_rounding(_sq_norm_in_chunks(factor), factor.magnitude()), factor
             case _:
-                return _cover_rounding(factor.sq_norm(), factor), factor
+                return factor.sq_norm(), factor
 
     def release(self, factor: Factor) -> None:
         """Tell that a factor returned by :meth:`evaluate` is no longer held."""
@@ -72,21 +68,6 @@ class Evaluator:
             # The weighted sum is then read off the kept gradients, which saves its flops.
             costs["keep"] = _MEMORY_PASS * _KEEP_PASSES * dense.floats
         return min(costs, key=lambda name: costs[name])
-
-
-def _cover_rounding(squares: Tensor, factor: Factor) -> Tensor:
-    """Lengthen norms so small beside their parts that the sum's rounding errors count.
-
-    A sample whose parts cancel gets a large weight, and so do the errors made when its parts are
-    added up once more for the weighted sum. They are covered by counting them into the norm. (A
-    kept gradient is summed as it was measured.)
-    """
-    if isinstance(factor, Dense):
-        return squares
-    magnitude = factor.magnitude()
-    rounding = _ROUNDING_ERRORS * torch.finfo(squares.dtype).eps * magnitude
-    is_small = squares < (_SMALL * magnitude).square()
-    return torch.where(is_small, (squares.clamp_min(0).sqrt() + rounding).square(), squares)
 
 
 def _sq_norm_in_chunks(factor: Factor) -> Tensor:

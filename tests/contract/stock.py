@@ -167,11 +167,12 @@ def checkpointed(make: Callable[..., Stock], reentrant: bool) -> Stock:
     return model, batch, losses
 
 
-def lora(make: Callable[..., Stock], **options: Any) -> Stock:
+def lora(make: Callable[..., Stock], fresh: bool = False, **options: Any) -> Stock:
+    """Low-rank adapters; fresh ones are half zero, which leaves the other half no gradients."""
     model, batch, losses = make()
     adapted = get_peft_model(model, LoraConfig(r=2, lora_dropout=0.0, **options))
     for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:  # zero at first, which would leave the other half without gradients
+        if "lora_B" in name and not fresh:
             nn.init.normal_(parameter)
     return adapted, batch, losses
 
@@ -259,6 +260,7 @@ STOCK |= {
 STOCK |= {
     "convnext": convnext,
     "lora-roberta": lambda: lora(roberta, task_type="SEQ_CLS", target_modules=["query", "value"]),
+    "lora-llama-fresh": lambda: lora(llama, fresh=True, target_modules=["q_proj", "v_proj"]),
     "lora-gpt2": lambda: lora(gpt2, target_modules=["c_attn"], fan_in_fan_out=True),
     "lora-llama-dora": lambda: lora(llama, target_modules=["q_proj", "down_proj"], use_dora=True),
     "resnet": resnet,

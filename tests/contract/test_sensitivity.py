@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import quietgrad as qg
 from quietgrad import clipping as clippings
+from quietgrad.clipping import AutoS
 
 from .cases import CASES, Problem, precision
 from .cases.table import Net, score
@@ -114,8 +115,11 @@ def test_so_does_one_in_float32(clipping, problem):
     assert largest_move(problem, clipping=clipping, grouping="layer-wise") <= 1 + 1e-3
 
 
-@pytest.mark.parametrize(("dtype", "exponent"), [(torch.float32, -23), (torch.float64, -162)])
-@every_clipping
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [(torch.float32, -23), (torch.float32, -18), (torch.float64, -162), (torch.float64, -153)],
+)
+@pytest.mark.parametrize("clipping", [*clippings.names(), AutoS(gamma=1e-30)], ids=str)
 def test_gradients_whose_squares_underflow_are_bounded_too(clipping, dtype, exponent):
     with precision(dtype):
         layer = nn.Linear(1, 5000, bias=False)

@@ -1,6 +1,6 @@
 """Per-sample gradients kept factored: norms and weighted sums without materializing them."""
 
-from quietgrad.factors.base import Cost, Factor, wide
+from quietgrad.factors.base import Cost, Factor, cover_rounding, wide
 from quietgrad.factors.combined import Combined, combine, dot
 from quietgrad.factors.convolution import Conv, Geometry
 from quietgrad.factors.dense import Dense
@@ -20,6 +20,7 @@ __all__ = [
     "Pullback",
     "Pulled",
     "combine",
+    "cover_rounding",
     "dot",
     "wide",
 ]

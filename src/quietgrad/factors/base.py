@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Errors of a sum, in units of epsilon times the magnitude of its parts; and the share of that
+# magnitude below which a norm is small enough for them to matter.
+_ROUNDING_ERRORS, _SMALL = 4.0, 0.03
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -29,7 +33,10 @@ class Factor(ABC):
 
     @abstractmethod
     def sq_norm(self) -> Tensor:
-        """Squared Euclidean norm of each sample's gradient, ``[B]``, without materializing it."""
+        """Squared Euclidean norm of each sample's gradient, ``[B]``, without materializing it.
+
+        Where parts of a gradient cancel, it covers the rounding errors of :meth:`weighted_sum`.
+        """
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -65,6 +72,18 @@ def wide(tensor: Tensor) -> Tensor:
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float()
     return tensor
+
+
+def cover_rounding(squares: Tensor, magnitude: Tensor) -> Tensor:
+    """Lengthen norms so small beside their parts that the sum's rounding errors count.
+
+    A sample whose parts cancel gets a large weight, and so do the errors made when its parts are
+    added up once more for the weighted sum. They are covered by counting them into the norm. (A
+    materialized gradient is summed as it was measured.)
+    """
+    rounding = _ROUNDING_ERRORS * torch.finfo(squares.dtype).eps * magnitude
+    is_small = squares < (_SMALL * magnitude).square()
+    return torch.where(is_small, (squares.clamp_min(0).sqrt() + rounding).square(), squares)
 
 
 def vector_norm(tensor: Tensor, order: float = 2, *, dim: int, keepdim: bool = False) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, vector_norm
+from quietgrad.factors.base import Cost, Factor, cover_rounding, vector_norm
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -26,7 +26,8 @@ class Combined(Factor):
         squares = [part.sq_norm() for part in self.parts]
         crosses = [2 * dot(a, b) for a, b in combinations(self.parts, 2)]
         total = torch.stack(squares + crosses).sum(0)
-        return self._mend_cancellation(total, torch.stack(squares).sqrt().sum(0).square())
+        total = self._mend_cancellation(total, torch.stack(squares).sqrt().sum(0).square())
+        return cover_rounding(total, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)

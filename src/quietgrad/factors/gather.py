@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
+from quietgrad.factors.base import Cost, Factor, cover_rounding, scale_samples, vector_norm, wide
 
 
 class Gather(Factor):
@@ -23,7 +23,8 @@ class Gather(Factor):
     def sq_norm(self) -> Tensor:
         keys, rows = self._summed_rows()
         squares = torch.einsum("ud,ud->u", rows, rows)
-        return squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
+        totals = squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
+        return cover_rounding(totals, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         values = scale_samples(self.values, weights).flatten(0, 1)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
+from quietgrad.factors.base import (
+    Cost,
+    Factor,
+    cover_rounding,
+    scale_samples,
+    vector_norm,
+    wide,
+)
 from quietgrad.factors.dense import Dense
 
 # A Gram-matrix norm loses accuracy where the positions of a sample cancel each other out. The
@@ -34,11 +41,11 @@ class Outer(Factor):
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
             return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
-        if not (_squares_safely(self.rows) and _squares_safely(self.cols)):
-            return Dense(self.materialize()).sq_norm()
-        row_gram, col_gram = _gram(self.rows), _gram(self.cols)
+        row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
         squares = torch.einsum("bts,bts->b", row_gram, col_gram)
-        return self._mend_cancellation(squares, row_gram, col_gram)
+        row_sizes, col_sizes = (gram.diagonal(dim1=1, dim2=2) for gram in (row_gram, col_gram))
+        squares = self._mend(squares, row_sizes, col_sizes)
+        return cover_rounding(squares, (row_sizes * col_sizes).sum(1).sqrt())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.groups > 1:
@@ -92,37 +99,26 @@ class Outer(Factor):
             return scale_samples(self.rows, weights), self.cols
         return self.rows, scale_samples(self.cols, weights)
 
-    def _mend_cancellation(self, squares: Tensor, row_gram: Tensor, col_gram: Tensor) -> Tensor:
-        lengths = row_gram.diagonal(dim1=1, dim2=2) * col_gram.diagonal(dim1=1, dim2=2)
-        uncancelled = lengths.clamp_min(0).sqrt().sum(1).square()
+    def _mend(self, squares: Tensor, row_sizes: Tensor, col_sizes: Tensor) -> Tensor:
+        """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
+        uncancelled = (row_sizes * col_sizes).sqrt().sum(1).square()
         limit = torch.finfo(squares.dtype).eps / _TOLERATED_ERROR[squares.dtype]
-        doubtful = squares < limit * uncancelled
-        for sample in doubtful.nonzero():
-            squares[sample] = self.select(sample).materialize().square().sum()
+        largest = torch.maximum(row_sizes, col_sizes).amax(1)
+        # Beside huge entries tiny ones count, whose squares have underflowed.
+        fine = (squares >= limit * uncancelled) & (largest < torch.finfo(squares.dtype).max ** 0.25)
+        for sample in (~fine).nonzero():
+            squares[sample] = Dense(self.select(sample).materialize()).sq_norm()
         return squares
 
 
 def _lengths(tensor: Tensor) -> Tensor:
     """Length of every position, ``[B, T]``, also where squares would overflow or underflow."""
-    if _squares_safely(tensor):
-        return vector_norm(tensor, dim=2)
-    peak = vector_norm(tensor, torch.inf, dim=2, keepdim=True).clamp_min(
-        torch.finfo(tensor.dtype).tiny
-    )
-    return peak.squeeze(2) * vector_norm(tensor / peak, dim=2)
-
-
-def _squares_safely(tensor: Tensor) -> bool:
-    """Whether squares of the largest entries of all positions are far from both ends."""
+    lengths = vector_norm(tensor, dim=2)
     info = torch.finfo(tensor.dtype)
-    peaks = vector_norm(tensor, torch.inf, dim=2)
-    peaks = peaks[peaks > 0]
-    low, high = info.tiny**0.5 * 1e4, info.max**0.5 * 1e-4
-    return not len(peaks) or (low <= peaks.min().item() and peaks.max().item() <= high)
-
-
-def _gram(tensor: Tensor) -> Tensor:
-    return tensor @ tensor.mT
+    if ((lengths > info.tiny**0.5 * 1e4) & (lengths < info.max**0.5)).all():
+        return lengths
+    peaks = vector_norm(tensor, torch.inf, dim=2, keepdim=True).clamp_min(info.tiny)
+    return peaks.squeeze(2) * vector_norm(tensor / peaks, dim=2)
 
 
 def _blocks(tensor: Tensor, groups: int) -> Tensor:

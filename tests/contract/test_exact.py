@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -67,23 +68,9 @@ def check(problem: Problem, truth: dict[str, Tensor], dtype: torch.dtype, **opti
 def test_every_clipping_and_grouping_in_float64(name, strategy):
     problem, truth = known(name, torch.float64)
     with precision(torch.float64):
-        for grouping, clipping in chosen_pairs(name, strategy, different_groupings(problem.model)):
+        for grouping, clipping in product(different_groupings(problem.model), clippings.names()):
             options = {"clipping": clipping, "grouping": grouping, "strategy": strategy}
             check(problem, truth, torch.float64, verify=False, **options)
-
-
-def chosen_pairs(name: str, strategy: str, divisions: list[str]) -> list[tuple[str, str]]:
-    """Every other pair, like the fields of one colour on a board; the next case takes the others.
-
-    So each pair meets two strategies in every case, and all of them in every second one.
-    """
-    offset = list(CASES).index(name) + STRATEGIES.index(strategy)
-    return [
-        (grouping, clipping)
-        for row, grouping in enumerate(divisions)
-        for column, clipping in enumerate(clippings.names())
-        if (offset + row + column) % 2 == 0
-    ]
 
 
 @every_case

@@ -19,6 +19,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.errors import (
     BudgetExhaustedError,
     EngineStateError,
+    QuietgradError,
     StrayGradientError,
     TrainableSetError,
 )
@@ -121,7 +122,7 @@ class PrivacyEngine:
         self._attached = True
         try:
             self._require_same_parameters()
-        except TrainableSetError:
+        except QuietgradError:
             self._capture.detach()
             raise
         self._step_guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
@@ -267,6 +268,13 @@ class PrivacyEngine:
                 f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} "
                 "that is not in the model: its gradient would be applied without noise. Register "
                 "it in the model, or take it out of the optimizer."
+            )
+        stray = [p for key, p in held.items() if key not in by_id and p.grad is not None]
+        if stray:
+            raise StrayGradientError(
+                f"the optimizer holds a frozen parameter of shape {tuple(stray[0].shape)} with a "
+                ".grad that did not come from the engine: its step would apply it without noise. "
+                "Call optimizer.zero_grad() first."
             )
         idle = [name for key, name in by_id.items() if key not in held]
         if idle:

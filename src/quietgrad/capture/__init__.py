@@ -1,7 +1,7 @@
 """Capture: per-sample gradients of stock models, by rules for torch operations."""
 
-from quietgrad.capture.independence import undisturbed
 from quietgrad.capture.registry import Call, rule
+from quietgrad.capture.repetition import undisturbed
 from quietgrad.capture.session import Capture, check_losses
 from quietgrad.capture.tape import Sink
 

@@ -35,7 +35,7 @@ class GraphSummary:
     selects_rows: bool
 
 
-def summarize(losses: Tensor, describe: Callable[[nn.Parameter], str]) -> GraphSummary:
+def summarize(losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str]) -> GraphSummary:
     """Walk the graph; refuse it if an ordinary gradient would reach a parameter."""
     links: set[tuple[str, ...]] = set()
     selects = False
@@ -43,7 +43,7 @@ def summarize(losses: Tensor, describe: Callable[[nn.Parameter], str]) -> GraphS
         name = _name(node)
         _refuse_parameter(node, describe)
         links.add((name, *(_name(child) for child, _ in node.next_functions if child is not None)))
-        selects = selects or (name.startswith(_SELECTIONS) and not _keeps_rows(node))
+        selects = selects or _picks_rows(node, batch)
     return GraphSummary(frozenset(links), selects)
 
 
@@ -73,6 +73,14 @@ def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> Non
             "belongs to a criterion and not to the model. Use parameters only inside a forward "
             "called as model(...), after model.train()."
         )
+
+
+def _picks_rows(node: Any, batch: int) -> bool:
+    """Whether a node may pick other rows of the batch each time."""
+    name = _name(node)
+    if name == "SelectBackward0":  # samples taken out one by one, perhaps in another order
+        return bool(node._saved_dim == 0 and node._saved_self_sym_sizes[0] == batch)
+    return name.startswith(_SELECTIONS) and not _keeps_rows(node)
 
 
 def _keeps_rows(node: Any) -> bool:

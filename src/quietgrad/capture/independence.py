@@ -2,107 +2,159 @@
 
 Probes (see ``layout``) find mixing through gradients, down to the last bit, but only above the
 first trainable parameter and only where gradients flow. This looks at the forward itself: half of
-the samples are replaced by copies of another one, and the outputs of the rest are compared. It
-finds batch statistics on the raw input, detached ones, and anything done to integer ids.
+the samples are replaced by copies of another one, and the outputs of the rest are compared; then
+all samples change places, and so must their outputs. It finds batch statistics on the raw input,
+detached ones, anything done to integer ids, buffers that keep something of the data, and what
+depends on a sample's place in the batch.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor
 
 from quietgrad.capture.layout import Placement
-from quietgrad.errors import SampleMixingError
+from quietgrad.capture.repetition import ModelCall, Outcome
+from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
+
+Splits = Sequence[tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """One call of a model (or of a part of it, by the user), to be repeated with other samples."""
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    autocast: torch.dtype | None
-
-    @staticmethod
-    def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
-        """The call as it is made now, with the precision in force."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        return ModelCall(model, args, kwargs, dtype)
-
-    def outputs(self, choose: Callable[[Any], Any], opened: dict[str, Tensor]) -> list[Any]:
-        """The outputs for other arguments; the model is left as it was."""
-        args, kwargs = tree_map(choose, (self.args, self.kwargs))
-        precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
-        with undisturbed(self.model), precision:
-            if not opened:
-                return tree_leaves(self.model(*args, **kwargs))
-            return tree_leaves(functional_call(self.model, opened, args, kwargs))
-
-
-def check_independence(call: ModelCall, splits: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Refuse a model whose outputs for some samples change when other samples are replaced.
+def check_independence(call: ModelCall, splits: Splits) -> None:
+    """Refuse a model whose outputs for some samples depend on other samples or on their places.
 
     ``splits`` are halves of the batch; each half is replaced once. Says nothing where it cannot
     tell: arguments or outputs in which no dimension can hold the samples.
     """
-    batch = len(splits[0][0])
-    leaves = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)]
-    # Where the samples could be in several places, one of them must do.
-    places = dict.fromkeys(place for leaf in leaves for place in _places(leaf, batch))
-    if places and all(_is_mixed(call, splits, place) for place in places):
-        raise SampleMixingError(
-            f"samples are mixed: outputs of the model ({type(call.model).__name__}) for some "
-            "samples changed when other samples of the batch were replaced. Its forward computes "
-            "something across the batch: statistics (also detached ones), a cache of earlier "
-            "samples, or an operation over the batch dimension. Compute it per sample, or from "
-            "public data kept in buffers."
+    complaints = []
+    for reading in _readings(call.arguments, len(splits[0][0])):
+        complaint = _complaint(call, splits, reading)
+        if complaint is None:
+            return  # where the samples could be in several places, one of them must do
+        complaints.append(complaint)
+    if complaints:
+        raise complaints[0]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One way to read the arguments: where the samples are, and which tensors are shared."""
+
+    place: Placement
+    batch: int
+    squares_are_shared: bool
+
+    def choose(self, tensor: Tensor, samples: Tensor) -> Tensor:
+        """An argument with sample ``i`` replaced by ``samples[i]``."""
+        exact = _exact_dims(tensor, self.batch)
+        places = _places(tensor, self.batch)
+        shared = len(exact) > 1 and self.squares_are_shared
+        if shared or not (exact or self.place in places):
+            return tensor.clone()
+        place = self.place if self.place in places else places[0]
+        return _select(tensor, samples, place, self.batch)
+
+    def repeat(self, call: ModelCall, samples: Tensor) -> Outcome:
+        """The call with other samples, as in training."""
+        return call.repeat(lambda tensor: self.choose(tensor, samples))
+
+    def evaluate(self, call: ModelCall, samples: Tensor, seed: int) -> list[Tensor]:
+        """The call with other samples, as in evaluation."""
+        choose = call.repeat(
+            lambda tensor: self.choose(tensor, samples), evaluating=True, seed=seed
         )
+        return choose.outputs
 
 
-def _is_mixed(
-    call: ModelCall, splits: Sequence[tuple[Tensor, Tensor]], preferred: Placement
-) -> bool:
-    unchanged = torch.arange(len(splits[0][0]))
-    opened = _open_gates(call.model)
-    before = call.outputs(partial(_choose, samples=unchanged, preferred=preferred), opened)
+def _readings(arguments: Sequence[Tensor], batch: int) -> list[_Reading]:
+    exact = {
+        Placement(dim, True): None for tensor in arguments for dim in _exact_dims(tensor, batch)
+    }
+    folded = {place: None for tensor in arguments for place in _places(tensor, batch)}
+    counts = [len(_exact_dims(tensor, batch)) for tensor in arguments]
+    readings = [_Reading(place, batch, False) for place in exact or folded]
+    if 1 in counts and max(counts) > 1:
+        readings += [_Reading(place, batch, True) for place in exact]
+    return readings
+
+
+def _complaint(call: ModelCall, splits: Splits, reading: _Reading) -> QuietgradError | None:
+    batch = reading.batch
+    unchanged = torch.arange(batch)
+    before = reading.repeat(call, unchanged)
     for kept in (half for halves in splits for half in halves):
-        samples = torch.where(kept, unchanged, unchanged[kept][0])
-        after = call.outputs(partial(_choose, samples=samples, preferred=preferred), opened)
+        after = reading.repeat(call, torch.where(kept, unchanged, unchanged[kept][0]))
+        _check_buffers(before, after)
         index = kept.nonzero().flatten()
-        if any(_differs(*pair, index, len(kept)) for pair in zip(before, after, strict=False)):
-            return True
-    return False
+        if not _rows_agree(before.outputs, index, after.outputs, index, batch):
+            return SampleMixingError(
+                f"samples are mixed: outputs of the model ({type(call.model).__name__}) for some "
+                "samples changed when other samples of the batch were replaced. Its forward "
+                "computes something across the batch: statistics (also detached ones), a cache of "
+                "earlier samples, or an operation over the batch dimension. Compute it per sample, "
+                "or from public data kept in buffers."
+            )
+    if _depends_on_places(call, reading):
+        return SampleMixingError(
+            f"outputs of the model ({type(call.model).__name__}) depend on a sample's place in the "
+            "batch: when samples changed places, their outputs changed. Removing one sample would "
+            "then change the gradients of all behind it. Something is indexed by the batch "
+            "dimension; a sequence-first layer (a positional encoding, say) in a batch-first model "
+            "is the usual cause."
+        )
+    return None
 
 
-def _choose(leaf: Any, samples: Tensor, preferred: Placement) -> Any:
-    """An argument with sample ``i`` replaced by ``samples[i]``."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    places = _places(leaf, len(samples))
-    if not places:
-        return leaf.clone()
-    return _select(leaf, samples, preferred if preferred in places else places[0], len(samples))
+def _check_buffers(before: Outcome, after: Outcome) -> None:
+    for name, value in before.buffers.items():
+        if name in after.buffers and not _agree(value, after.buffers[name]):
+            raise UnsupportedOperationError(
+                f"buffer '{name}' is written from raw data in the forward: it would leave the model "
+                "without noise (running statistics, a memory of samples). Switch the update off, "
+                "or keep the statistics fixed."
+            )
 
 
-def _differs(old: Any, new: Any, kept: Tensor, batch: int) -> bool:
-    if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
-        return False
-    places = _places(old, batch)
-    return bool(places) and not any(
-        _agree(_select(old, kept, place, batch), _select(new, kept, place, batch))
-        for place in places
+def _depends_on_places(call: ModelCall, reading: _Reading) -> bool:
+    unchanged = torch.arange(reading.batch)
+    moved = unchanged.roll(1)
+    before, again = (reading.evaluate(call, unchanged, seed) for seed in (0, 1))
+    if not _rows_agree(before, unchanged, again, unchanged, reading.batch):
+        return False  # draws at random even in evaluation: places cannot be compared
+    after = reading.evaluate(call, moved, 0)
+    return not _rows_agree(before, moved, after, unchanged, reading.batch)
+
+
+def _rows_agree(
+    old: Sequence[Tensor],
+    old_samples: Tensor,
+    new: Sequence[Tensor],
+    new_samples: Tensor,
+    batch: int,
+) -> bool:
+    """Whether each output has a reading in which those samples' rows are the same in both runs."""
+    return all(
+        any(
+            _agree(_select(a, old_samples, place, batch), _select(b, new_samples, place, batch))
+            for place in _places(a, batch)
+        )
+        for a, b in zip(old, new, strict=False)
+        if a.shape == b.shape and _places(a, batch)
     )
+
+
+def _agree(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape or not left.is_floating_point():
+        return torch.equal(left, right)
+    # Kernels may round differently for other values elsewhere in the batch, but hardly more.
+    info = torch.finfo(left.dtype)
+    tolerance = info.eps * (2 if info.bits == 16 else 64)
+    left, right = left.double(), right.double()
+    scale = left.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if left.numel() else 0.0
+    return torch.allclose(left, right, atol=tolerance * scale, rtol=0, equal_nan=True)
 
 
 def _select(tensor: Tensor, samples: Tensor, place: Placement, batch: int) -> Tensor:
@@ -113,60 +165,12 @@ def _select(tensor: Tensor, samples: Tensor, place: Placement, batch: int) -> Te
     return tensor.index_select(place.dim, chosen.flatten().to(tensor.device))
 
 
+def _exact_dims(tensor: Tensor, batch: int) -> list[int]:
+    return [dim for dim, size in enumerate(tensor.shape) if size == batch]
+
+
 def _places(tensor: Tensor, batch: int) -> list[Placement]:
-    """Where the samples could be; dimensions of exactly their number come first."""
-    dims = [dim for dim, size in enumerate(tensor.shape) if size and size % batch == 0]
-    exact = [Placement(dim, True) for dim in dims if tensor.shape[dim] == batch]
-    folded = [dim for dim in dims if tensor.shape[dim] != batch]
-    return exact + [Placement(dim, major) for dim in folded for major in (True, False)]
-
-
-def _agree(left: Tensor, right: Tensor) -> bool:
-    if not left.is_floating_point():
-        return torch.equal(left, right)
-    # Kernels may round differently for other values elsewhere in the batch, but hardly more.
-    tolerance = float(torch.finfo(left.dtype).eps ** 0.75)
-    left, right = left.double(), right.double()
-    scale = left.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
-    return torch.allclose(left, right, atol=tolerance * scale, rtol=0, equal_nan=True)
-
-
-@contextmanager
-def _same_randomness() -> Iterator[None]:
-    """Dropout and the like draw the same in every run, and the generators are left as they were."""
-    states: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  models draw from it
-        (random.setstate, random.getstate()),
-    ]
-    try:
-        yield
-    finally:
-        for restore, state in states:
-            restore(state)
-
-
-def _open_gates(model: nn.Module) -> dict[str, Tensor]:
-    """Random values for parameters that are still all zero, behind which mixing would hide."""
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(p.shape, generator=generator).to(p)
-        for name, p in model.named_parameters()
-        if p.requires_grad and not p.any()
-    }
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Runs of the model in here leave no trace: neither in generators nor in buffers."""
-    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
-    saved = [(module, name, b, None if b is None else b.clone()) for module, name, b in held]
-    try:
-        with torch.no_grad(), _same_randomness():
-            yield
-    finally:
-        for module, name, buffer, value in saved:
-            module._buffers[name] = buffer
-            # Writing one that autograd has saved is an error.
-            if buffer is not None and value is not None and not torch.equal(buffer, value):
-                buffer.copy_(value)
+    """Where the samples could be: dimensions of their number, else of a multiple of it."""
+    exact = [Placement(dim, True) for dim in _exact_dims(tensor, batch)]
+    multiples = [dim for dim, size in enumerate(tensor.shape) if size and size % batch == 0]
+    return exact or [Placement(dim, major) for dim in multiples for major in (True, False)]

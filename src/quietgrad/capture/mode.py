@@ -41,7 +41,7 @@ class CaptureMode(TorchFunctionMode):
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
         if func == _SET_DATA:
-            forbidden.check_write(tape, args)
+            forbidden.check_write(tape, args[0], args[1])
             return func(*args)
         tape.functions.add(func)
         tensors = list(_tensors((*args, *kwargs.values())))
@@ -96,7 +96,9 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         if is_in_place(func):
-            forbidden.check_write(tape, args)
+            forbidden.check_write(tape, args[0], args[1:])
+        if kwargs.get("out") is not None:
+            forbidden.check_write(tape, kwargs["out"], args)
         output = func(*args, **kwargs)
         # Without gradients a parameter is a constant like any other.
         constant = derivation.makes_constants(func) or all(

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from quietgrad.capture.trees import tensors_in
 
 
 class Provenance:
@@ -38,9 +39,13 @@ class Provenance:
 
     def note_arguments(self, arguments: Any, batch: int) -> None:
         """What a model is called with is data, unless it is plainly shared by all samples."""
-        for leaf in tree_leaves(arguments):
-            if isinstance(leaf, Tensor) and self._noted(leaf) is None:
+        for leaf in tensors_in(arguments):
+            if self._noted(leaf) is None:
                 self.note([leaf], constant=_is_shared(leaf, batch))
+        # A list with one tensor for each sample is data, whatever the tensors' shapes.
+        for part in arguments if isinstance(arguments, (tuple, list)) else ():
+            if isinstance(part, (tuple, list)) and len(part) == batch > 1:
+                self.note(tensors_in(part), constant=False)
 
     def is_constant(self, tensor: Tensor, batch: int) -> bool:
         """Whether ``tensor`` carries nothing of the ``batch`` samples, as far as is known."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
-from quietgrad.capture.independence import ModelCall
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.provenance import Provenance
+from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
 from quietgrad.capture.verification import Verifier
@@ -118,7 +118,7 @@ class Capture:
         outermost = not frames
         frames.append(Frame(path))
         if outermost and torch.is_grad_enabled() and self._when():
-            self._provenance.note_arguments((args, kwargs), self._tape.batch)
+            self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._entered += 1
         elif not torch.is_grad_enabled() and self._when():

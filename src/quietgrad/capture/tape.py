@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quietgrad.capture.independence import ModelCall
 from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
 from quietgrad.capture.provenance import Provenance
+from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.tap import entry
 from quietgrad.errors import (
     SampleMixingError,

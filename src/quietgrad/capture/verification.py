@@ -38,7 +38,7 @@ class Verifier:
         pick others each time, one random split is probed each time. A verifier that is not
         thorough only settles layouts.
         """
-        graph = summarize(losses, self._describe)
+        graph = summarize(losses, tape.batch, self._describe)
         kind = (frozenset(tape.functions), graph.links)
         if tape.batch == 1:
             return

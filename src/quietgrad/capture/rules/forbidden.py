@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from quietgrad.capture.tape import Tape
+from quietgrad.capture.trees import tensors_in
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 
 
@@ -28,14 +28,12 @@ def check_module(module: nn.Module, path: str) -> None:
         _check_batch_norm({"training": True}, f"module '{path}'" if path else "the model")
 
 
-def check_write(tape: Tape, args: Any) -> None:
+def check_write(tape: Tape, written: Any, others: Any) -> None:
     """Refuse to write data into what stays in the model: a buffer or a parameter."""
-    written, *others = args
-    name = tape.provenance.name_in_model(written)
-    if name is not None and any(
-        isinstance(leaf, Tensor) and not tape.is_constant(leaf) for leaf in tree_leaves(others)
-    ):
-        raise UnsupportedOperationError(_raw_data_message(name))
+    names = [tape.provenance.name_in_model(tensor) for tensor in tensors_in(written)]
+    kept = [name for name in names if name is not None]
+    if kept and any(not tape.is_constant(tensor) for tensor in tensors_in(others)):
+        raise UnsupportedOperationError(_raw_data_message(kept[0]))
 
 
 def check_buffers(module: nn.Module, tape: Tape) -> None:

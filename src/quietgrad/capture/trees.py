@@ -1,0 +1,52 @@
+"""Tensors inside whatever a model is called with: tuples, dicts, dataclasses and the like."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a nested structure."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for child in _children(tree):
+            yield from tensors_in(child)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The structure with ``function`` applied to every tensor; what is not understood is kept."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, list):
+        return [map_tensors(function, child) for child in tree]
+    if isinstance(tree, tuple):
+        mapped = [map_tensors(function, child) for child in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
+    if isinstance(tree, MutableMapping):
+        result = copy.copy(tree)
+        for key, child in tree.items():
+            result[key] = map_tensors(function, child)
+        return result
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        result = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            child = map_tensors(function, getattr(tree, field.name))
+            object.__setattr__(result, field.name, child)
+        return result
+    return tree
+
+
+def _children(tree: Any) -> list[Any]:
+    if isinstance(tree, (list, tuple)):
+        return list(tree)
+    if isinstance(tree, Mapping):
+        return list(tree.values())
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    return []

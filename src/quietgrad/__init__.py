@@ -11,6 +11,7 @@ backward pass, and a ledger that is never behind::
 """
 
 from quietgrad import accounting, clipping, grouping
+from quietgrad.capture import detach
 from quietgrad.engine import PrivacyEngine
 from quietgrad.errors import QuietgradError
 from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
@@ -24,6 +25,7 @@ __all__ = [
     "accounting",
     "clipped_sum",
     "clipping",
+    "detach",
     "grouping",
     "per_sample_grads",
 ]

@@ -119,6 +119,7 @@ class PrivacyEngine:
 
         self._optimizer = optimizer
         self._capture = Capture(model, when=lambda: model.training)
+        self._capture.on_detach = self.detach
         self._attached = True
         try:
             self._require_same_parameters()

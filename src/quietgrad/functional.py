@@ -130,6 +130,11 @@ def _run(
     *,
     verify: bool,
 ) -> SinkT:
+    if not callable(closure):
+        raise TypeError(
+            f"closure must be a function that returns the losses, got {type(closure).__name__}: "
+            "pass lambda: losses_of(model(x), y)"
+        )
     capture = Capture(model, thorough=verify)
     try:
         batch = _count_samples(model, closure)

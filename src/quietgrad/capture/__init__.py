@@ -2,7 +2,7 @@
 
 from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.repetition import undisturbed
-from quietgrad.capture.session import Capture, check_losses
+from quietgrad.capture.session import Capture, check_losses, detach
 from quietgrad.capture.tape import Sink
 
-__all__ = ["Call", "Capture", "Sink", "check_losses", "rule", "undisturbed"]
+__all__ = ["Call", "Capture", "Sink", "check_losses", "detach", "rule", "undisturbed"]

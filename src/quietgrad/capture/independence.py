@@ -45,17 +45,25 @@ class _Reading:
 
     place: Placement
     batch: int
-    squares_are_shared: bool
+    folded: bool = False
+    squares_are_shared: bool = False
 
     def choose(self, tensor: Tensor, samples: Tensor) -> Tensor:
         """An argument with sample ``i`` replaced by ``samples[i]``."""
         exact = _exact_dims(tensor, self.batch)
-        places = _places(tensor, self.batch)
-        shared = len(exact) > 1 and self.squares_are_shared
-        if shared or not (exact or self.place in places):
+        if len(exact) > 1 and self.squares_are_shared:
             return tensor.clone()
-        place = self.place if self.place in places else places[0]
-        return _select(tensor, samples, place, self.batch)
+        if self._fits(tensor):
+            return _select(tensor, samples, self.place, self.batch)
+        return (
+            _select(tensor, samples, Placement(exact[0], True), self.batch)
+            if exact
+            else tensor.clone()
+        )
+
+    def _fits(self, tensor: Tensor) -> bool:
+        size = tensor.shape[self.place.dim] if self.place.dim < tensor.ndim else 0
+        return size == self.batch or (self.folded and size > 0 and size % self.batch == 0)
 
     def repeat(self, call: ModelCall, samples: Tensor) -> Outcome:
         """The call with other samples, as in training."""
@@ -70,15 +78,15 @@ class _Reading:
 
 
 def _readings(arguments: Sequence[Tensor], batch: int) -> list[_Reading]:
-    exact = {
-        Placement(dim, True): None for tensor in arguments for dim in _exact_dims(tensor, batch)
-    }
-    folded = {place: None for tensor in arguments for place in _places(tensor, batch)}
+    """The most natural ones first."""
+    exact = [Placement(dim, True) for tensor in arguments for dim in _exact_dims(tensor, batch)]
+    folded = [place for tensor in arguments for place in _folded_places(tensor, batch)]
     counts = [len(_exact_dims(tensor, batch)) for tensor in arguments]
-    readings = [_Reading(place, batch, False) for place in exact or folded]
+    readings = [_Reading(place, batch) for place in exact]
     if 1 in counts and max(counts) > 1:
-        readings += [_Reading(place, batch, True) for place in exact]
-    return readings
+        readings += [_Reading(place, batch, squares_are_shared=True) for place in exact]
+    readings += [_Reading(place, batch, folded=True) for place in folded]
+    return list(dict.fromkeys(readings))
 
 
 def _complaint(call: ModelCall, splits: Splits, reading: _Reading) -> QuietgradError | None:
@@ -112,9 +120,9 @@ def _check_buffers(before: Outcome, after: Outcome) -> None:
     for name, value in before.buffers.items():
         if name in after.buffers and not _agree(value, after.buffers[name]):
             raise UnsupportedOperationError(
-                f"buffer '{name}' is written from raw data in the forward: it would leave the model "
-                "without noise (running statistics, a memory of samples). Switch the update off, "
-                "or keep the statistics fixed."
+                f"buffer '{name}' is written from raw data in the forward: it would leave the "
+                "model without noise (running statistics, a memory of samples). Switch the update "
+                "off, or keep the statistics fixed."
             )
 
 
@@ -172,5 +180,9 @@ def _exact_dims(tensor: Tensor, batch: int) -> list[int]:
 def _places(tensor: Tensor, batch: int) -> list[Placement]:
     """Where the samples could be: dimensions of their number, else of a multiple of it."""
     exact = [Placement(dim, True) for dim in _exact_dims(tensor, batch)]
-    multiples = [dim for dim, size in enumerate(tensor.shape) if size and size % batch == 0]
-    return exact or [Placement(dim, major) for dim in multiples for major in (True, False)]
+    return exact or _folded_places(tensor, batch)
+
+
+def _folded_places(tensor: Tensor, batch: int) -> list[Placement]:
+    multiples = [dim for dim, size in enumerate(tensor.shape) if size > batch and size % batch == 0]
+    return [Placement(dim, major) for dim in multiples for major in (True, False)]

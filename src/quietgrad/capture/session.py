@@ -19,7 +19,13 @@ from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
 from quietgrad.capture.verification import Verifier
-from quietgrad.errors import EngineStateError, LossError, StrayGradientError, TrainableSetError
+from quietgrad.errors import (
+    EngineStateError,
+    LossError,
+    StrayGradientError,
+    TrainableSetError,
+    UnsupportedOperationError,
+)
 
 
 class Capture:
@@ -40,6 +46,7 @@ class Capture:
     ) -> None:
         _refuse_attached(model)
         _refuse_unusable(model)
+        self.on_detach: Callable[[], None] = self.detach
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
@@ -84,6 +91,11 @@ class Capture:
         """
         tape = self._tape
         check_losses(losses, tape.batch)
+        if not self._when():
+            raise StrayGradientError(
+                "the model is in eval mode: its forward was not captured, and nothing was "
+                "accumulated. Call model.train() before computing the losses."
+            )
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
@@ -182,12 +194,7 @@ class _Hook:
     """Belongs to one attached model; a copy of the model gets hooks that do nothing."""
 
     def __init__(self, capture: Capture | None = None, path: str = "") -> None:
-        self._capture, self._path = capture, path
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the hook belongs to an attached model, and not to a copy of one."""
-        return self._capture is not None
+        self.capture, self._path = capture, path
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
         return type(self)()
@@ -198,27 +205,42 @@ class _Hook:
 
 class _Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._capture is not None:
-            self._capture.enter(self._path, module, args, kwargs)
+        if self.capture is not None:
+            self.capture.enter(self._path, module, args, kwargs)
 
 
 class _Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if self._capture is not None:
-            self._capture.leave(module, args, kwargs, output)
+        if self.capture is not None:
+            self.capture.leave(module, args, kwargs, output)
+
+
+def detach(model: nn.Module) -> None:
+    """Detach whatever engine is attached to a model, also one that is no longer at hand."""
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, _Enter) and hook.capture is not None:
+                hook.capture.on_detach()
 
 
 def _refuse_attached(model: nn.Module) -> None:
     for path, module in model.named_modules():
         hooks = module._forward_pre_hooks.values()
-        if any(isinstance(hook, _Enter) and hook.is_live for hook in hooks):
+        if any(isinstance(hook, _Enter) and hook.capture is not None for hook in hooks):
             raise EngineStateError(
-                f"'{path or 'the model'}' is already attached: two sets of clipping and noise on "
-                "one model cannot both be right. Call detach() on the other engine first."
+                f"{f'module {path!r}' if path else 'the model'} is already attached: two sets of "
+                "clipping and noise on one model cannot both be right. Call detach() on the other "
+                "engine first, or quietgrad.detach(model) if it is lost."
             )
 
 
 def _refuse_unusable(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            raise UnsupportedOperationError(
+                f"{f'module {path!r}' if path else 'the model'} was compiled with torch.compile, "
+                "which hides its operations. Attach the model before compilation, uncompiled."
+            )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise TrainableSetError(

@@ -29,17 +29,25 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         mapped = [map_tensors(function, child) for child in tree]
         return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
     if isinstance(tree, MutableMapping):
-        result = copy.copy(tree)
-        for key, child in tree.items():
-            result[key] = map_tensors(function, child)
-        return result
+        return _map_mapping(function, tree)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        result = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            child = map_tensors(function, getattr(tree, field.name))
-            object.__setattr__(result, field.name, child)
-        return result
+        return _map_fields(function, tree)
     return tree
+
+
+def _map_mapping(function: Callable[[Tensor], Any], tree: MutableMapping[Any, Any]) -> Any:
+    result = copy.copy(tree)
+    for key, child in list(tree.items()):
+        result[key] = map_tensors(function, child)
+    return result
+
+
+def _map_fields(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    result = copy.copy(tree)
+    for field in dataclasses.fields(tree):
+        child = map_tensors(function, getattr(tree, field.name))
+        object.__setattr__(result, field.name, child)
+    return result
 
 
 def _children(tree: Any) -> list[Any]:

@@ -121,6 +121,7 @@ def _require_layout(model: nn.Module, style: str) -> Layout:
     if layout is None:
         raise ValueError(
             f"{style} grouping found no repeated blocks in {type(model).__name__}: no nn.ModuleList"
-            " or nn.Sequential holds two blocks of one class; use 'layer-wise' or ByName instead"
+            " or nn.Sequential holds two modules of one class that have layers of their own; use"
+            " 'layer-wise' or ByName instead"
         )
     return layout

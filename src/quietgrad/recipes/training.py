@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
+from quietgrad._checks import require_positive
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe, Split
 
@@ -96,7 +97,8 @@ def train_ordinary(
 
 
 def _optimizer(recipe: Recipe, model: nn.Module) -> SGD:
-    return SGD(model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum)
+    rate = require_positive("learning_rate", recipe.learning_rate)
+    return SGD(model.parameters(), lr=rate, momentum=recipe.momentum)
 
 
 def _generator(seed: int | None) -> torch.Generator | None:

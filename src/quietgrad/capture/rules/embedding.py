@@ -102,8 +102,10 @@ def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Ten
         raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
     padding = None if padding is None else padding % table.shape[0]
     # Never a view of the table, as indexing with a single number would give.
-    flat = call.value(table).index_select(0, ids.flatten().remainder(table.shape[0]))
-    output = flat.view(*ids.shape, *table.shape[1:])
+    rows = call.value(table).reshape(table.shape[0], -1)
+    output = torch.embedding(rows, ids.remainder(table.shape[0]))
+    if table.ndim != 2:
+        output = output.reshape((*ids.shape, *table.shape[1:])).clone()
     make = partial(_rows_factor, padding=padding, table=table.detach())
     return call.watch(output, [(table, make)], saved=[ids], dims=ids.ndim)
 

@@ -72,11 +72,11 @@ def rnn_relu_cell(call: Call, input: Tensor, hx: Tensor, *weights: Tensor) -> Te
 def _run_layers(
     call: Call, input: Tensor, args: tuple[Any, ...], step: Step
 ) -> tuple[Tensor, State]:
-    if isinstance(args[1], Tensor):
+    if isinstance(args[0], Tensor) and args[0].dtype == torch.int64:  # sizes of packed steps
         raise call.refuse(
             "packed sequences do not keep the samples in a dimension of their own",
             "Pass the padded tensor and mask the loss instead",
-            *args[2],
+            *next(part for part in args[2:] if isinstance(part, (list, tuple))),
         )
     hx, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
     states = _as_data(call, tuple(hx) if isinstance(hx, (tuple, list)) else (hx,))

@@ -178,9 +178,9 @@ def _exact_dims(tensor: Tensor, batch: int) -> list[int]:
 
 
 def _places(tensor: Tensor, batch: int) -> list[Placement]:
-    """Where the samples could be: dimensions of their number, else of a multiple of it."""
+    """Where the samples could be: dimensions of their number, then of a multiple of it."""
     exact = [Placement(dim, True) for dim in _exact_dims(tensor, batch)]
-    return exact or _folded_places(tensor, batch)
+    return exact + _folded_places(tensor, batch)
 
 
 def _folded_places(tensor: Tensor, batch: int) -> list[Placement]:

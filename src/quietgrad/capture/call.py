@@ -13,15 +13,8 @@ from torch import Tensor
 
 from quietgrad.capture.layout import Rows, SiteKey
 from quietgrad.capture.tap import tap_output, tap_source
-from quietgrad.capture.tape import (
-    Lookup,
-    MakeFactor,
-    Site,
-    Tape,
-    Target,
-    Use,
-    is_spread_over_samples,
-)
+from quietgrad.capture.tape import Site, Tape
+from quietgrad.capture.targets import Lookup, MakeFactor, Target, Use, is_spread_over_samples
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, Gather
 

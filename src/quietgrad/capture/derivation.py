@@ -19,14 +19,8 @@ from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call
 from quietgrad.capture.registry import variants
-from quietgrad.capture.tape import (
-    Derived,
-    Lookup,
-    ParameterTarget,
-    Tape,
-    Target,
-    aligned_sizes,
-)
+from quietgrad.capture.tape import Tape
+from quietgrad.capture.targets import Derived, Lookup, ParameterTarget, Target, aligned_sizes
 from quietgrad.errors import UnsupportedOperationError
 
 _PLAIN_METHODS = (

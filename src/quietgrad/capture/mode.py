@@ -15,7 +15,8 @@ from quietgrad.capture.call import Call, Frame, is_in_place
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
-from quietgrad.capture.tape import Tape, Target, is_spread_over_samples
+from quietgrad.capture.tape import Tape
+from quietgrad.capture.targets import Target, is_spread_over_samples
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 

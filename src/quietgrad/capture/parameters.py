@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from quietgrad.capture.tape import ParameterTarget
+from quietgrad.capture.targets import ParameterTarget
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
 
 

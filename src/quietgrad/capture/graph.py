@@ -40,10 +40,10 @@ def summarize(losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str
     links: set[tuple[str, ...]] = set()
     selects = False
     for node in _nodes(losses):
-        name = _name(node)
         _refuse_parameter(node, describe)
-        links.add((name, *(_name(child) for child, _ in node.next_functions if child is not None)))
-        selects = selects or _picks_rows(node, batch)
+        children = [child for child, _ in node.next_functions if child is not None]
+        links.add((_label(node, batch), *(_label(child, batch) for child in children)))
+        selects = selects or (_name(node).startswith(_SELECTIONS) and not _keeps_rows(node))
     return GraphSummary(frozenset(links), selects)
 
 
@@ -75,12 +75,13 @@ def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> Non
         )
 
 
-def _picks_rows(node: Any, batch: int) -> bool:
-    """Whether a node may pick other rows of the batch each time."""
+def _label(node: Any, batch: int) -> str:
+    """A node's name; with its index where it takes one sample out, since the order may change."""
     name = _name(node)
-    if name == "SelectBackward0":  # samples taken out one by one, perhaps in another order
-        return bool(node._saved_dim == 0 and node._saved_self_sym_sizes[0] == batch)
-    return name.startswith(_SELECTIONS) and not _keeps_rows(node)
+    if name != "SelectBackward0" or node._saved_dim != 0:
+        return name
+    takes_sample = node._saved_self_sym_sizes[0] == batch
+    return f"{name}[{node._saved_index}]" if takes_sample else name
 
 
 def _keeps_rows(node: Any) -> bool:

@@ -91,6 +91,14 @@ def distilbert(**options: Any) -> Stock:
     return hf.DistilBertForSequenceClassification(config), tokens(), first_class
 
 
+def deberta_v2(**options: Any) -> Stock:
+    """Its relative positions are repeated once per sample, heads and all."""
+    positions = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 20, "pooler_dropout": 0.0}
+    config = hf.DebertaV2Config(**sizes, **positions, **_MEDIUM, **_BERT_DROPOUT, **options)
+    return hf.DebertaV2ForSequenceClassification(config), tokens(), first_class
+
+
 def vit(**options: Any) -> Stock:
     config = hf.ViTConfig(image_size=16, patch_size=8, **_MEDIUM, **_BERT_DROPOUT, **options)
     return hf.ViTForImageClassification(config), images(), first_class
@@ -259,6 +267,8 @@ STOCK |= {
 }
 STOCK |= {
     "convnext": convnext,
+    "deberta-v2": deberta_v2,
+    "deberta-v2-shared-keys": lambda: deberta_v2(share_att_key=True),
     "lora-roberta": lambda: lora(roberta, task_type="SEQ_CLS", target_modules=["query", "value"]),
     "lora-llama-fresh": lambda: lora(llama, fresh=True, target_modules=["q_proj", "v_proj"]),
     "lora-gpt2": lambda: lora(gpt2, target_modules=["c_attn"], fan_in_fan_out=True),

@@ -92,6 +92,8 @@ def derive(
             "Use the out-of-place operation",
             args[0],
         )
+    if _is_tiled_over_samples(call.function, args, tape.batch):
+        return call.source(args[0], (tape.batch, *args[0].shape)).flatten(0, 1)
     sources, replaced = _entries(tape, managed)
     inner_args, inner_kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
     # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
@@ -167,6 +169,15 @@ def _lookup(
     if given["weight"] is not table:
         return None
     return Lookup(table, given["input"], None if padding is None else padding % table.shape[0])
+
+
+def _is_tiled_over_samples(function: Callable[..., Any], args: tuple[Any, ...], batch: int) -> bool:
+    """Whether a table with several rows is repeated as a whole, once per sample."""
+    if function is not Tensor.repeat or batch == 1:
+        return False
+    sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+    whole = len(sizes) == args[0].ndim and all(size == 1 for size in sizes[1:])
+    return whole and sizes[0] == batch and args[0].shape[0] > 1
 
 
 def _broadcast_source(

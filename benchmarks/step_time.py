@@ -10,7 +10,6 @@ absolute times on a shared machine mean little.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -63,7 +62,6 @@ def _plain_step(workload: Workload) -> Callable[[], None]:
 
 
 def _private_step(workload: Workload, grouping: str) -> Callable[[], None]:
-    workload = copy.copy(workload)
     optimizer = torch.optim.SGD(workload.model.parameters(), lr=1e-3)
     size = len(workload.inputs[0])
     # Sampling rate 1 keeps every batch at the workload's size.

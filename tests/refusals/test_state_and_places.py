@@ -202,3 +202,20 @@ def test_packed_sequences_are_refused_clearly(kind):
     packed = nn.utils.rnn.pack_padded_sequence(samples(4, 5, FEATURES), [5, 4, 3, 2], True)
     with pytest.raises(QuietgradError, match="padded"):
         qg.clipped_sum(layer, lambda: layer(packed)[1][0].reshape(4, -1).sum(1))
+
+
+def test_a_layer_put_in_another_s_place_is_not_trained_without_noise():
+    """The optimizer still holds the old layer's parameters; the new one's have no noise planned."""
+    model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Linear(3, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    data = TensorDataset(samples(4))
+    engine = qg.PrivacyEngine(model, optimizer, data, batch_size=4, noise_multiplier=1.0, delta=0.1)
+    batch = next(engine.batches())
+    model[0] = nn.Linear(FEATURES, 3).double()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for (x,) in batch:
+        engine.backward(squares(model, x))
+    with pytest.raises(QuietgradError, match="optimizer"):
+        engine.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert engine.steps_taken == 0

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from quietgrad.capture.layout import Placement
 from quietgrad.capture.repetition import ModelCall, Outcome
-from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
+from quietgrad.capture.rules.forbidden import raw_data_refusal
+from quietgrad.errors import QuietgradError, SampleMixingError
 
 Splits = Sequence[tuple[Tensor, Tensor]]
 
@@ -71,10 +72,10 @@ class _Reading:
 
     def evaluate(self, call: ModelCall, samples: Tensor, seed: int) -> list[Tensor]:
         """The call with other samples, as in evaluation."""
-        choose = call.repeat(
+        outcome = call.repeat(
             lambda tensor: self.choose(tensor, samples), evaluating=True, seed=seed
         )
-        return choose.outputs
+        return outcome.outputs
 
 
 def _readings(arguments: Sequence[Tensor], batch: int) -> list[_Reading]:
@@ -119,11 +120,7 @@ def _complaint(call: ModelCall, splits: Splits, reading: _Reading) -> QuietgradE
 def _check_buffers(before: Outcome, after: Outcome) -> None:
     for name, value in before.buffers.items():
         if name in after.buffers and not _agree(value, after.buffers[name]):
-            raise UnsupportedOperationError(
-                f"buffer '{name}' is written from raw data in the forward: it would leave the "
-                "model without noise (running statistics, a memory of samples). Switch the update "
-                "off, or keep the statistics fixed."
-            )
+            raise raw_data_refusal(name)
 
 
 def _depends_on_places(call: ModelCall, reading: _Reading) -> bool:

@@ -33,7 +33,7 @@ def check_write(tape: Tape, written: Any, others: Any) -> None:
     names = [tape.provenance.name_in_model(tensor) for tensor in tensors_in(written)]
     kept = [name for name in names if name is not None]
     if kept and any(not tape.is_constant(tensor) for tensor in tensors_in(others)):
-        raise UnsupportedOperationError(_raw_data_message(kept[0]))
+        raise raw_data_refusal(kept[0])
 
 
 def check_buffers(module: nn.Module, tape: Tape) -> None:
@@ -41,11 +41,12 @@ def check_buffers(module: nn.Module, tape: Tape) -> None:
     for attribute, buffer in module._buffers.items():
         if buffer is not None and not tape.is_constant(buffer):
             module._buffers[attribute], name = tape.provenance.original(module, attribute)
-            raise UnsupportedOperationError(_raw_data_message(name))
+            raise raw_data_refusal(name)
 
 
-def _raw_data_message(name: str) -> str:
-    return (
+def raw_data_refusal(name: str) -> UnsupportedOperationError:
+    """What is said of a buffer or parameter that would keep something of the samples."""
+    return UnsupportedOperationError(
         f"buffer or parameter '{name}' is written from raw data in the forward: it would leave the "
         "model without noise (running statistics, a memory of samples). Switch the update off, or "
         "keep the statistics fixed."

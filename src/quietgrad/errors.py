@@ -35,3 +35,18 @@ class TrainableSetError(QuietgradError):
 
 class BudgetExhaustedError(QuietgradError):
     """Another step would spend more epsilon than was promised."""
+
+
+class LedgerError(QuietgradError):
+    """The ledger cannot be trusted, or cannot be written."""
+
+
+class SamplingError(QuietgradError):
+    """A sampler of the user's own draws otherwise than was declared for it."""
+
+
+class MissingExtraError(ImportError):
+    """What was asked for needs a package that quietgrad itself does not."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: pip install 'quietgrad[{extra}]'")

@@ -8,15 +8,21 @@ backward pass, and a ledger that is never behind::
         for x, y in batch:
             engine.backward(F.cross_entropy(model(x), y, reduction="none"))
         engine.step()
+
+Names are loaded when they are first used, so that accounting can be used without torch.
 """
 
-from quietgrad import accounting, clipping, grouping
-from quietgrad.capture import detach
-from quietgrad.engine import PrivacyEngine
-from quietgrad.errors import QuietgradError
-from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from quietgrad._version import __version__ as __version__
+from quietgrad.errors import QuietgradError
+
+if TYPE_CHECKING:
+    from quietgrad import accounting, clipping, grouping, sampling
+    from quietgrad.capture import detach
+    from quietgrad.engine import PrivacyEngine
+    from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
 
 __all__ = [
     "ClippedSum",
@@ -28,4 +34,26 @@ __all__ = [
     "detach",
     "grouping",
     "per_sample_grads",
+    "sampling",
 ]
+
+_MODULES = {"accounting", "clipping", "grouping", "sampling"}
+_HOMES = {
+    "ClippedSum": "functional",
+    "PrivacyEngine": "engine",
+    "clipped_sum": "functional",
+    "detach": "capture",
+    "per_sample_grads": "functional",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"quietgrad.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"quietgrad.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'quietgrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES, *_HOMES])

@@ -4,8 +4,12 @@ A leaf module: it imports no torch, so that accounting can use it.
 """
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+
+Choice = TypeVar("Choice")
 
 
 def require_rate(name: str, value: object) -> float:
@@ -32,11 +36,27 @@ def require_positive(name: str, value: object) -> float:
     raise _wrong(name, value, "a finite number > 0")
 
 
+def require_number(name: str, value: object, *, at_least: float) -> float:
+    """A finite number not below `at_least`."""
+    number = _number(value)
+    if at_least <= number < math.inf:
+        return number
+    raise _wrong(name, value, f"a finite number >= {at_least:g}")
+
+
 def require_count(name: str, value: object, *, at_least: int) -> int:
     """An integer not below `at_least`."""
     if isinstance(value, int | np.integer) and _number(value) >= at_least:
         return int(value)
     raise _wrong(name, value, f"an integer >= {at_least}")
+
+
+def require_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
+    """One of the choices."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise _wrong(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
 def _number(value: object) -> float:

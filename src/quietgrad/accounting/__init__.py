@@ -3,8 +3,44 @@
 Nothing here imports torch, so accounting can be read, tested and used apart from training.
 """
 
-from quietgrad.accounting.budget import calibrate, epsilon
+from quietgrad.accounting.accountants import Accountant, PrivacyProfile
+from quietgrad.accounting.accountants import names as accountant_names
+from quietgrad.accounting.adjacency import ADJACENCIES, Adjacency
+from quietgrad.accounting.budget import Curve, curve, delta, epsilon, profile
+from quietgrad.accounting.calibration import calibrate, calibrate_plan
+from quietgrad.accounting.comparison import as_if_poisson
 from quietgrad.accounting.events import GaussianEvent
 from quietgrad.accounting.ledger import Ledger
+from quietgrad.accounting.participation import (
+    FullBatch,
+    Participation,
+    Passes,
+    Poisson,
+    TruncatedPoisson,
+)
+from quietgrad.accounting.tuning import TunedSearch, tuned
 
-__all__ = ["GaussianEvent", "Ledger", "calibrate", "epsilon"]
+__all__ = [
+    "ADJACENCIES",
+    "Accountant",
+    "Adjacency",
+    "Curve",
+    "FullBatch",
+    "GaussianEvent",
+    "Ledger",
+    "Participation",
+    "Passes",
+    "Poisson",
+    "PrivacyProfile",
+    "TruncatedPoisson",
+    "TunedSearch",
+    "accountant_names",
+    "as_if_poisson",
+    "calibrate",
+    "calibrate_plan",
+    "curve",
+    "delta",
+    "epsilon",
+    "profile",
+    "tuned",
+]

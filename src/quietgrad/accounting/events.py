@@ -1,34 +1,94 @@
-"""What happened to the data, in the terms an accountant understands."""
+"""What happened to the data: plain, frozen records that any accountant can read."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from quietgrad._checks import require_count, require_positive, require_rate
+from quietgrad._checks import require_count, require_positive
+from quietgrad.accounting import participation
+from quietgrad.accounting.participation import Participation, Passes
 
 
 @dataclass(frozen=True)
 class GaussianEvent:
-    """`steps` releases of a Poisson-sampled sum plus Gaussian noise.
+    """`steps` releases in a row of a sum of clipped gradients plus Gaussian noise.
 
     Attributes:
-        noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
-        sample_rate: probability with which each sample joins a step, independently of all others.
-        steps: how many such releases in a row.
+        noise_multiplier: standard deviation of the noise over the largest gradient one sample can
+            add to the sum (`engine.sensitivity`), whatever the adjacency.
+        sampling: how samples came to take part.
+        steps: how many such releases.
+        passes: how many passes over the data these steps began, where `sampling` is by passes;
+            None counts the fewest that have so many steps.
     """
 
+    mechanism: ClassVar[str] = "gaussian"
     noise_multiplier: float
-    sample_rate: float
+    sampling: Participation
     steps: int = 1
+    passes: int | None = None
 
     def __post_init__(self) -> None:
         # Plain Python numbers, whatever was passed, so that events can be saved and compared.
         sigma = require_positive("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "sample_rate", require_rate("sample_rate", self.sample_rate))
+        if not isinstance(self.sampling, Participation):
+            raise TypeError(
+                f"sampling={self.sampling!r} does not say how samples take part: expected for"
+                " example quietgrad.accounting.Poisson(rate=0.01)"
+            )
         object.__setattr__(self, "steps", require_count("steps", self.steps, at_least=0))
+        object.__setattr__(self, "passes", self._checked_passes())
 
     def same_mechanism(self, other: "GaussianEvent") -> bool:
-        """Whether the two differ in nothing but the number of steps."""
-        return (self.noise_multiplier, self.sample_rate) == (
-            other.noise_multiplier,
-            other.sample_rate,
-        )
+        """Whether the two differ in nothing but how often they happened."""
+        return (self.noise_multiplier, self.sampling) == (other.noise_multiplier, other.sampling)
+
+    def plus(self, other: "GaussianEvent") -> "GaussianEvent":
+        """This event and then another of the same mechanism, as one."""
+        assert self.same_mechanism(other)
+        steps = self.steps + other.steps
+        return replace(self, steps=steps, passes=self._passes + other._passes)
+
+    def has_part(self, other: "GaussianEvent") -> bool:
+        """Whether the other is the same, and happened no more often."""
+        no_more = other.steps <= self.steps and other._passes <= self._passes
+        return no_more and self.same_mechanism(other)
+
+    def minus(self, part: "GaussianEvent") -> "GaussianEvent":
+        """What is left of this event without its first part."""
+        assert self.has_part(part)
+        steps = self.steps - part.steps
+        return replace(self, steps=steps, passes=self._passes - part._passes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for files."""
+        return {
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling": participation.to_dict(self.sampling),
+            "steps": self.steps,
+            "passes": self.passes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "GaussianEvent":
+        """What `to_dict` wrote; ValueError if it did not write this."""
+        fields = dict(data)
+        if fields.pop("mechanism", None) != cls.mechanism:
+            raise ValueError(f"unknown mechanism in {dict(data)!r}: expected {cls.mechanism!r}")
+        try:
+            sampling = participation.from_dict(fields.pop("sampling"))
+            return cls(sampling=sampling, **fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an event: {dict(data)!r}") from error
+
+    @property
+    def _passes(self) -> int:
+        assert self.passes is not None  # set on creation
+        return self.passes
+
+    def _checked_passes(self) -> int:
+        if self.passes is not None:
+            return require_count("passes", self.passes, at_least=0)
+        return self.sampling.count(self.steps) if isinstance(self.sampling, Passes) else 0

@@ -1,31 +1,86 @@
-"""The record of what a run has released so far."""
+"""The record of what was released so far."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from quietgrad._checks import require_delta
+from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
+from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.pld import pld_epsilon
+from quietgrad.accounting.ledger_file import LedgerFile
+from quietgrad.errors import LedgerError
 
 
 class Ledger:
-    """Every release of a run, in order, and the epsilon they spend together.
+    """Every release on one data set, in order, and the epsilon they spend together.
 
-    Record a step before its result is used, so that the ledger is never behind the release.
+    Record a step before its result is used, so that the ledger is never behind the release. One
+    ledger may serve several phases of training, and several engines, on the same data.
+
+    Args:
+        events: what was done before.
+        adjacency: which data sets must look alike.
+        id: names this history; a new one if None.
     """
 
-    def __init__(self, events: Iterable[GaussianEvent] = ()) -> None:
+    def __init__(
+        self,
+        events: Iterable[GaussianEvent] = (),
+        *,
+        adjacency: Adjacency = ADD_REMOVE,
+        id: str | None = None,
+    ) -> None:
+        self._adjacency = require_adjacency(adjacency)
+        self._id = id or uuid4().hex
+        self._file: LedgerFile | None = None
         self._events: list[GaussianEvent] = []
-        self._epsilons: dict[float, float] = {}
+        self._epsilons: dict[tuple[float, str], float] = {}
         for event in events:
             self._append(event)
 
+    @classmethod
+    def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "Ledger":
+        """A ledger kept in a file: every record is on disk before `record` returns.
+
+        The file is made if there is none. If there is, its events are read, and new ones are
+        appended. It stays locked against other processes until `close`.
+
+        Args:
+            path: a file of JSON lines, each of which carries a hash of all before it.
+            adjacency: of a new ledger (`add-remove-one` if None); an old one must agree.
+
+        Raises:
+            LedgerError: the file was edited, is no ledger, is in use, or has another adjacency.
+        """
+        file = LedgerFile.open(path, adjacency=adjacency)
+        ledger = cls(file.events, adjacency=file.adjacency, id=file.id)
+        ledger._file = file
+        return ledger
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
+        """What `to_dict` wrote."""
+        events = (GaussianEvent.from_dict(each) for each in data["events"])
+        return cls(events, adjacency=data["adjacency"], id=data["id"])
+
     def __repr__(self) -> str:
-        return f"Ledger({self._events!r})"
+        return f"Ledger({self._events!r}, adjacency={self._adjacency!r})"
+
+    @property
+    def id(self) -> str:
+        """Names this history, across copies and files of it."""
+        return self._id
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which data sets must look alike."""
+        return self._adjacency
 
     @property
     def events(self) -> tuple[GaussianEvent, ...]:
-        """What was recorded; equal steps in a row are one event. `Ledger(events)` restores it."""
+        """What was recorded; equal steps in a row are one event."""
         return tuple(self._events)
 
     @property
@@ -33,21 +88,86 @@ class Ledger:
         """The number of releases."""
         return sum(event.steps for event in self._events)
 
-    def record(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Add one step."""
-        self._append(GaussianEvent(noise_multiplier, sample_rate))
+    def record(self, event: GaussianEvent) -> None:
+        """Add what is about to be released.
 
-    def epsilon(self, delta: float) -> float:
-        """Upper bound on what all steps together spend at `delta`; kept until the next step."""
+        Raises:
+            LedgerError: it could not be written; then it must not be released.
+        """
+        if self._file is not None:
+            self._file.append(event)
+        self._append(event)
+
+    def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
+        """Upper bound on what everything together spends at `delta`; kept until the next step."""
         require_delta("delta", delta)
-        if delta not in self._epsilons:
-            self._epsilons[delta] = pld_epsilon(self._events, delta)
-        return self._epsilons[delta]
+        key = (delta, accountant)
+        if key not in self._epsilons:
+            whole = profile(self._events, accountant=accountant, adjacency=self._adjacency)
+            self._epsilons[key] = whole.epsilon(delta)
+        return self._epsilons[key]
+
+    def cover(self, saved: "Ledger") -> int:
+        """Make sure that everything in `saved` is in here too; nothing is ever taken out.
+
+        A copy of this history that is behind adds nothing; one that is ahead is caught up with;
+        another history is added to this one.
+
+        Returns:
+            The number of steps that a copy of this history lacks.
+
+        Raises:
+            LedgerError: both claim to be the same history, and disagree.
+        """
+        if saved.adjacency != self.adjacency:
+            raise LedgerError(
+                f"the saved ledger is for adjacency={saved.adjacency!r}, this one for"
+                f" {self.adjacency!r}: their epsilons cannot be added up"
+            )
+        if not self._events and self._file is None:
+            self._id = saved.id  # from here on, this is that history
+        ahead = max(0, self.steps - saved.steps) if saved.id == self.id else 0
+        for event in self._missing(saved):
+            self.record(event)
+        return ahead
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for checkpoints."""
+        events = [event.to_dict() for event in self._events]
+        return {"id": self._id, "adjacency": self._adjacency, "events": events}
+
+    def close(self) -> None:
+        """Let go of the file, if there is one. Nothing can be recorded in it after that."""
+        if self._file is not None:
+            self._file.close()
+
+    def _missing(self, saved: "Ledger") -> list[GaussianEvent]:
+        if saved.id != self.id:
+            return list(saved.events)
+        if saved.steps <= self.steps:
+            _beyond(self._events, saved._events)
+            return []
+        return _beyond(saved._events, self._events)
 
     def _append(self, event: GaussianEvent) -> None:
         last = self._events[-1] if self._events else None
         if last is not None and last.same_mechanism(event):
-            self._events[-1] = replace(last, steps=last.steps + event.steps)
+            self._events[-1] = last.plus(event)
         else:
             self._events.append(event)
         self._epsilons.clear()
+
+
+def _beyond(longer: list[GaussianEvent], shorter: list[GaussianEvent]) -> list[GaussianEvent]:
+    """What the longer of two copies of one history has and the shorter has not."""
+    if not shorter:
+        return longer
+    *settled, last = shorter
+    rest = longer[len(settled) :]
+    if longer[: len(settled)] != settled or not rest or not rest[0].has_part(last):
+        raise LedgerError(
+            "two ledgers of the same run disagree about what was released: the run was continued"
+            " twice from one checkpoint, or one of them was edited. Make a new ledger, and record"
+            " in it what both of them hold"
+        )
+    return [rest[0].minus(last), *rest[1:]]

@@ -1,0 +1,133 @@
+"""Composition by Renyi divergences (RDP), with Google's dp-accounting.
+
+Mironov, Talwar and Zhang 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism". An
+upper bound, looser than privacy loss distributions; many papers report it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quietgrad.accounting.accountants.contract import Precision
+from quietgrad.accounting.accountants.substitution import Vector, sampled_substitution_rdp
+from quietgrad.accounting.adjacency import REPLACE, Adjacency
+from quietgrad.accounting.releases import Release
+
+_LEAST_NOISE = 1e-3  # less of it spends an epsilon above 10^5: no need to resolve how much
+# Divergences next to zero come with rounding errors of either sign, and dp-accounting takes a
+# negative one for a proof of perfect privacy.
+_ROUNDING = 1e-14
+
+
+@dataclass(frozen=True)
+class RDP:
+    """Renyi differential privacy at dp-accounting's orders."""
+
+    name: str = "rdp"
+    is_guarantee: bool = True
+
+    def profile(
+        self,
+        releases: Mapping[Release, int],
+        adjacency: Adjacency,
+        *,
+        precision: Precision = "fine",
+    ) -> "RenyiProfile":
+        """Divergences add up; a truncated draw also adds to delta."""
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # slow: only when needed
+
+        orders = np.asarray(rdp.DEFAULT_RDP_ORDERS, dtype=np.float64)
+        total = np.zeros_like(orders)
+        cuts = 0.0
+        for release, count in releases.items():
+            single = _divergences(release, adjacency, orders)
+            total += count * (np.maximum(single, 0.0) + _ROUNDING)
+            cuts += count * _chance_of_a_cut(release)
+        return RenyiProfile(orders, total, cuts)
+
+
+@dataclass(frozen=True)
+class RenyiProfile:
+    """Divergences by order, and the chance that something outside them happened at all.
+
+    If what was done differs from what the divergences describe only with probability `cuts`, on
+    either of two neighbouring data sets, then delta grows by cuts * (1 + e^epsilon).
+    """
+
+    orders: Vector
+    divergences: Vector
+    cuts: float = 0.0
+
+    def delta(self, epsilon: float) -> float:
+        """By Proposition 12 of Canonne, Kamath and Steinke 2020."""
+        if not self.divergences.any():
+            return 0.0
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # slow: only when needed
+
+        value, _ = rdp.compute_delta(self.orders, self.divergences, epsilon)
+        return min(1.0, float(value) + self._extra_delta(epsilon))
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest fixed point: a larger epsilon makes cuts cost more, which leaves less."""
+        value, before = self._uncut_epsilon(delta), -1.0
+        while self.cuts and before < value < math.inf:
+            before, value = value, self._uncut_epsilon(delta - self._extra_delta(value))
+        return value
+
+    def _uncut_epsilon(self, delta: float) -> float:
+        if not self.divergences.any():
+            return 0.0
+        if delta <= 0:
+            return math.inf
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # slow: only when needed
+
+        value, _ = rdp.compute_epsilon(self.orders, self.divergences, delta)
+        return float(value)
+
+    def _extra_delta(self, epsilon: float) -> float:
+        return self.cuts * (1 + math.exp(min(epsilon, 700.0)))
+
+
+def _divergences(release: Release, adjacency: Adjacency, orders: Vector) -> Vector:
+    """Of one release, as if no draw were ever cut."""
+    sigma, rate = release.noise_multiplier, release.rate
+    if sigma < _LEAST_NOISE:
+        return np.full_like(orders, math.inf)
+    if adjacency == REPLACE and rate < 1:
+        return sampled_substitution_rdp(sigma, rate, orders)
+    return _by_dp_accounting(sigma, rate, adjacency, orders)
+
+
+def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: Vector) -> Vector:
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    class Readable(RdpAccountant):  # type: ignore[misc]
+        """Shows the divergences that the accountant keeps."""
+
+        @property
+        def divergences(self) -> Any:
+            return self._rdp
+
+    if adjacency == REPLACE:
+        # Its Renyi accountant takes, for replace-one, the noise over the distance between two
+        # neighbouring sums: twice one sample's largest gradient.
+        accountant = Readable(orders, NeighboringRelation.REPLACE_ONE)
+        accountant.compose(GaussianDpEvent(sigma / 2))
+    else:
+        accountant = Readable(orders, NeighboringRelation.ADD_OR_REMOVE_ONE)
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)))
+    return np.asarray(accountant.divergences, dtype=np.float64)
+
+
+def _chance_of_a_cut(release: Release) -> float:
+    """Probability that one draw exceeds the largest batch."""
+    if release.truncation is None:
+        return 0.0
+    from scipy.stats import binom  # slow to import: only when needed
+
+    cut = release.truncation
+    return float(binom.sf(cut.largest, cut.population, cut.rate))

@@ -1,0 +1,28 @@
+"""Accountants by name. To add one: a file here, and one line below."""
+
+from difflib import get_close_matches
+
+from quietgrad.accounting.accountants.contract import Accountant
+from quietgrad.accounting.accountants.gdp import GDP
+from quietgrad.accounting.accountants.pld import PLD
+from quietgrad.accounting.accountants.rdp import RDP
+
+_ACCOUNTANTS: dict[str, Accountant] = {each.name: each for each in (PLD(), RDP(), GDP())}
+
+
+def names(*, guarantees_only: bool = False) -> tuple[str, ...]:
+    """The names `resolve` understands, the default first."""
+    return tuple(
+        name
+        for name, accountant in _ACCOUNTANTS.items()
+        if accountant.is_guarantee or not guarantees_only
+    )
+
+
+def resolve(name: str) -> Accountant:
+    """The accountant of this name; ValueError, with the nearest names, if there is none."""
+    if name in _ACCOUNTANTS:
+        return _ACCOUNTANTS[name]
+    near = get_close_matches(str(name).lower(), names(), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown accountant {name!r}.{hint} Known: {', '.join(names())}")

@@ -1,0 +1,214 @@
+"""A ledger on disk: one JSON line per record, each chained to all lines before it.
+
+A line is written and flushed to the disk before the step it records is released, so a process that
+dies at any moment leaves a file that covers everything it released. Each line carries the SHA-256
+of the line before it and of itself. That finds damage and careless edits; it does not stop someone
+who rewrites the whole file, for there is no secret in it.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from quietgrad._version import __version__
+from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
+from quietgrad.accounting.events import GaussianEvent
+from quietgrad.errors import LedgerError
+
+if sys.platform != "win32":
+    import fcntl
+
+_FORMAT = 1
+
+
+class LedgerFile:
+    """An open ledger file. Made by `open`; `events` are those it held when it was opened."""
+
+    def __init__(self, path: Path, stream: BinaryIO, content: "_Content") -> None:
+        self._path = path
+        self._stream: BinaryIO | None = stream
+        self._hash = content.hash
+        self.id = content.id
+        self.adjacency = content.adjacency
+        self.events = content.events
+
+    @classmethod
+    def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "LedgerFile":
+        """Open for appending; make the file if there is none. See `Ledger.open`."""
+        path = Path(path)
+        if not path.exists():
+            _create(path, adjacency or ADD_REMOVE)
+        stream = path.open("r+b")
+        try:
+            _lock(stream, path)
+            content = _read(stream.read(), path)
+            if adjacency is not None and content.adjacency != require_adjacency(adjacency):
+                raise LedgerError(
+                    f"{path} is a ledger for adjacency={content.adjacency!r}, not {adjacency!r}:"
+                    " expected the same, or another file"
+                )
+            stream.truncate(content.size)
+            stream.seek(content.size)
+        except BaseException:
+            stream.close()
+            raise
+        return cls(path, stream, content)
+
+    def append(self, event: GaussianEvent) -> None:
+        """Write one line, and return when it is on the disk."""
+        if self._stream is None:
+            raise LedgerError(f"{self._path} was closed, so nothing can be released any more")
+        line, digest = _chained({"event": event.to_dict()}, self._hash)
+        try:
+            self._stream.write(line)
+            _flush(self._stream)
+        except OSError as error:
+            self.close()
+            raise LedgerError(
+                f"{self._path} cannot be written ({error}), so nothing was released. Make room or"
+                " repair the disk, then resume from the last checkpoint"
+            ) from error
+        self._hash = digest
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            stream.close()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file holds, up to its last whole line."""
+
+    id: str
+    adjacency: Adjacency
+    events: tuple[GaussianEvent, ...]
+    hash: str
+    size: int
+
+
+def _create(path: Path, adjacency: Adjacency) -> None:
+    """Under another name first, so that there is never a ledger with half a heading."""
+    header = {
+        "quietgrad": __version__,
+        "format": _FORMAT,
+        "id": uuid4().hex,
+        "adjacency": require_adjacency(adjacency),
+    }
+    line, _ = _chained(header, "")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}")
+    with temporary.open("xb") as stream:
+        stream.write(line)
+        _flush(stream)
+    try:
+        os.link(temporary, path)  # unlike a rename, never replaces a ledger made meanwhile
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def _read(data: bytes, path: Path) -> _Content:
+    whole, newline, rest = data.rpartition(b"\n")
+    lines = whole.split(b"\n") if newline else []
+    if not lines:
+        raise LedgerError(
+            f"{path} is no ledger: its first line is missing. If it was one, restore a copy;"
+            " without it nobody can tell what was spent"
+        )
+    header, digest = _verified(lines[0], "", path, 1)
+    if header.get("format") != _FORMAT:
+        raise LedgerError(
+            f"{path} is a ledger of format {header.get('format')!r}, written by quietgrad"
+            f" {header.get('quietgrad')}: expected format {_FORMAT}"
+        )
+    events = []
+    for number, line in enumerate(lines[1:], start=2):
+        content, digest = _verified(line, digest, path, number)
+        events.append(_event(content, path, number))
+    if rest:
+        warnings.warn(
+            f"{path} ends in the middle of a line: its {len(events)} whole records were recovered,"
+            " the last was dropped. A step whose record is cut was not released; if the file was"
+            " cut later, the last checkpoint of the run tells what is missing",
+            stacklevel=4,
+        )
+    size = len(whole) + len(newline)
+    return _Content(header["id"], header["adjacency"], tuple(events), digest, size)
+
+
+def _chained(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+    """The line of this content, and the hash that the next line builds on."""
+    digest = _digest(content, before)
+    line = json.dumps({**content, "hash": digest}, separators=(",", ":"), sort_keys=True)
+    return line.encode() + b"\n", digest
+
+
+def _digest(content: Mapping[str, Any], before: str) -> str:
+    canonical = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(f"{before}\n{canonical}".encode()).hexdigest()
+
+
+def _verified(line: bytes, before: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
+    try:
+        content = json.loads(line)
+        found = content.pop("hash")
+        expected = _digest(content, before)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise LedgerError(_altered(path, number, "it is not a record")) from error
+    if found != expected:
+        raise LedgerError(_altered(path, number, "its hash does not match"))
+    return content, expected
+
+
+def _event(content: Mapping[str, Any], path: Path, number: int) -> GaussianEvent:
+    try:
+        return GaussianEvent.from_dict(content["event"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(_altered(path, number, str(error))) from error
+
+
+def _altered(path: Path, number: int, why: str) -> str:
+    return (
+        f"{path}, line {number}, was altered: {why}. A ledger that was edited proves nothing:"
+        " restore a copy of it, or start a new run and count both"
+    )
+
+
+def _lock(stream: BinaryIO, path: Path) -> None:
+    if sys.platform == "win32":
+        return  # nothing there keeps a second process out
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LedgerError(
+            f"{path} is in use by another run: two runs with one ledger must be engines of one"
+            " process that share one Ledger object"
+        ) from error
+
+
+def _flush(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """A new name in a folder survives a power cut only once the folder itself is on the disk."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,82 @@
+"""From events to the one kind of release that accountants compose: a sampled Gaussian."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency
+from quietgrad.accounting.events import GaussianEvent
+from quietgrad.accounting.participation import (
+    FullBatch,
+    Participation,
+    Passes,
+    Poisson,
+    TruncatedPoisson,
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One sum plus Gaussian noise in which a sample takes part with probability `rate`.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over one sample's largest gradient.
+        rate: 1 if the sample takes part for certain.
+        truncation: the sampling itself, if it is Poisson cut down to a largest batch.
+    """
+
+    noise_multiplier: float
+    rate: float = 1.0
+    truncation: TruncatedPoisson | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every sample takes part: a plain Gaussian release."""
+        return self.rate == 1 and self.truncation is None
+
+
+Releases = dict[Release, int]
+"""How often each kind of release happened. Composition does not depend on their order."""
+
+
+def releases(events: Iterable[GaussianEvent], adjacency: Adjacency) -> Releases:
+    """Everything that happened, equal releases counted together.
+
+    Raises:
+        ValueError: the adjacency is one that the sampling of an event cannot promise.
+    """
+    merged: dict[tuple[float, Participation], GaussianEvent] = {}
+    for event in events:
+        key = (event.noise_multiplier, event.sampling)
+        merged[key] = merged[key].plus(event) if key in merged else event
+    counts: Counter[Release] = Counter()
+    for event in merged.values():
+        _require_promise(event.sampling, adjacency)
+        counts[_release(event)] += _count(event)
+    return {release: count for release, count in counts.items() if count > 0}
+
+
+def _release(event: GaussianEvent) -> Release:
+    match event.sampling:
+        case Poisson(rate):
+            return Release(event.noise_multiplier, rate)
+        case TruncatedPoisson(rate) as truncation:
+            return Release(event.noise_multiplier, rate, truncation)
+        case Passes() | FullBatch():
+            return Release(event.noise_multiplier)
+
+
+def _count(event: GaussianEvent) -> int:
+    if isinstance(event.sampling, Passes):
+        # Never fewer passes than the steps need, whatever was written down.
+        return event.sampling.times * max(event.passes or 0, event.sampling.count(event.steps))
+    return event.steps
+
+
+def _require_promise(sampling: Participation, adjacency: Adjacency) -> None:
+    if isinstance(sampling, Passes) and adjacency == ADD_REMOVE:
+        raise ValueError(
+            "batches of a fixed size show how many samples there are, so nothing can be promised"
+            f" for adjacency={ADD_REMOVE!r}: pass adjacency='replace-one' (or 'zero-out-one'), or"
+            " use Poisson sampling"
+        )

@@ -1,0 +1,96 @@
+"""The noise that spends a given epsilon: searched on a coarse grid, confirmed on a fine one."""
+
+import math
+from collections.abc import Callable
+
+_LEAST_NOISE, _MOST_NOISE = 0.02, 1e6
+_TOLERANCE = 0.01  # how far below the target the answer may stay
+_RELATIVE_TOLERANCE = 1e-3  # the same in proportion, for small targets
+_MAX_CORRECTIONS = 20
+
+Spent = Callable[[float], float]
+"""Epsilon as a function of the noise multiplier alone."""
+
+
+def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
+    """The noise multiplier for which `fine` is at most the target, and next to it.
+
+    Args:
+        target: the epsilon to stay within.
+        coarse: for the search: cheap, and about right.
+        fine: for the answer.
+
+    Raises:
+        ValueError: there is none; the message says what can be reached.
+    """
+    slack = min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
+    goal = target - slack / 2
+    sigma = _solve(coarse, goal)
+    for _ in range(_MAX_CORRECTIONS):
+        found = fine(sigma)
+        if target - slack <= found <= target:
+            return sigma
+        if found == 0 and target <= _TOLERANCE:
+            return sigma  # with enough noise delta alone covers the run: no value comes closer
+        if not 0 < found < math.inf:
+            break
+        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
+        sigma *= (goal / found) ** (1 / _slope(coarse, sigma))
+    raise ValueError(f"epsilon={target!r} is not resolved: the nearest found is {found:g}")
+
+
+def _solve(spent: Spent, target: float) -> float:
+    """The noise multiplier that spends `target`, searched in logarithms of both."""
+    from scipy.optimize import brentq  # slow to import: only when needed
+
+    def excess(log_sigma: float) -> float:
+        value = min(max(spent(math.exp(log_sigma)), 1e-300), 1e300)
+        return math.log(value / target)
+
+    low, high = _bracket(spent, target)
+    root: float = brentq(excess, math.log(low), math.log(high), xtol=1e-4)
+    return math.exp(root)
+
+
+def _bracket(spent: Spent, target: float) -> tuple[float, float]:
+    """Two noise multipliers with the target between what they spend."""
+    low = high = 1.0
+    # Downwards in small steps: the less noise, the wider the distributions and the longer it takes.
+    while (most := spent(low)) < target:
+        if low < _LEAST_NOISE:
+            raise ValueError(_too_large(target, low, most))
+        low, high = low / 2, low
+    while (least := spent(high)) > target:
+        if high > _MOST_NOISE:
+            raise ValueError(_too_small(target, high, least))
+        low, high = high, high * 4
+    return low, high
+
+
+def _too_large(target: float, sigma: float, spent: float) -> str:
+    return (
+        f"epsilon={target:.3g} cannot be reached: a noise multiplier as small as {sigma:.2g} spends"
+        f" only {spent:.6g}; take a smaller epsilon, or pass noise_multiplier instead of epsilon"
+    )
+
+
+def _too_small(target: float, sigma: float, spent: float) -> str:
+    if math.isinf(spent):
+        return (
+            f"epsilon={target:.3g} cannot be reached with any noise: delta is below what the"
+            " accountant resolves (about 1e-13), or below what a largest batch costs by itself;"
+            " expected a larger delta, or a larger largest batch"
+        )
+    return (
+        f"epsilon={target:.3g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
+        f" {spent:.3g}; take a larger epsilon or delta, fewer steps or a smaller sample rate"
+    )
+
+
+def _slope(spent: Spent, sigma: float) -> float:
+    """Derivative of log epsilon by log sigma, negative."""
+    ratio = 1.02
+    here, beyond = spent(sigma), spent(sigma * ratio)
+    if not here > beyond > 0:
+        return -1.0  # epsilon ~ 1 / sigma, the law of a single Gaussian
+    return math.log(beyond / here) / math.log(ratio)

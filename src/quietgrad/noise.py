@@ -19,6 +19,8 @@ _DRAWN_AS = {
     torch.bfloat16: torch.float32,
 }
 
+_NOISE = int.from_bytes(b"noise")  # keeps a seed's noise apart from whatever else it seeds
+
 
 class GaussianNoise:
     """A stream of Gaussian noise with its own generators, one per device.
@@ -35,9 +37,18 @@ class GaussianNoise:
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
+        self._step = 0
         self._process = os.getpid()
         self._cpu: np.random.Generator | None = None
         self._others: dict[torch.device, torch.Generator] = {}
+
+    def begin_step(self, step: int) -> None:
+        """With a seed, the noise of a step depends on its number only, so that it can be resumed.
+
+        Without one nothing changes: the stream goes on.
+        """
+        if self._seed is not None:
+            self._step, self._cpu, self._others = step, None, {}
 
     def sample(self, like: Tensor, std: float) -> Tensor:
         """Noise with the shape and device of `like` and standard deviation `std` > 0.
@@ -56,7 +67,8 @@ class GaussianNoise:
     def _sample_cpu(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         # torch's own CPU generator uses only 32 bits of its seed, few enough to try them all.
         if self._cpu is None:
-            self._cpu = np.random.Generator(np.random.PCG64(self._seed))
+            seed = None if self._seed is None else [_NOISE, self._seed, self._step]
+            self._cpu = np.random.Generator(np.random.PCG64(seed))
         drawn = np.float64 if dtype == torch.float64 else np.float32
         return torch.from_numpy(np.asarray(self._cpu.standard_normal(tuple(shape), dtype=drawn)))
 
@@ -71,7 +83,7 @@ class GaussianNoise:
         if self._seed is None:
             return secrets.randbits(64)
         # Devices must not share a stream: equal noise on two of them could be subtracted.
-        digest = hashlib.sha256(f"{self._seed}:{device}".encode()).digest()
+        digest = hashlib.sha256(f"{self._seed}:{self._step}:{device}".encode()).digest()
         return int.from_bytes(digest[:8], "little")
 
     def _start_afresh_after_fork(self) -> None:

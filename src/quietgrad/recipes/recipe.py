@@ -7,12 +7,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-
-class MissingExtraError(ImportError):
-    """A recipe needs a package that quietgrad itself does not."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed: pip install 'quietgrad[{extra}]'")
+from quietgrad.accounting import Adjacency
+from quietgrad.errors import MissingExtraError as MissingExtraError
 
 
 @dataclass(frozen=True)
@@ -39,3 +35,6 @@ class Recipe:
     clipping: str = "auto-s"
     grouping: str = "all-layer"
     physical_batch_size: int | None = None
+    sampling: str = "poisson"
+    adjacency: Adjacency | None = None
+    accountant: str = "pld"

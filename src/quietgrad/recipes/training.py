@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_positive
 from quietgrad.engine import PrivacyEngine
+from quietgrad.errors import BudgetExhaustedError
 from quietgrad.recipes.recipe import Recipe, Split
 
 
@@ -40,9 +42,17 @@ class Outcome:
 
 
 OnEpoch = Callable[[EpochReport], None]
+OnStep = Callable[[], None]
 
 
-def attach(recipe: Recipe, split: Split, model: nn.Module, *, seed: int | None) -> PrivacyEngine:
+def attach(
+    recipe: Recipe,
+    split: Split,
+    model: nn.Module,
+    *,
+    seed: int | None,
+    ledger: Path | None = None,
+) -> PrivacyEngine:
     """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
     return PrivacyEngine(
         model,
@@ -55,23 +65,43 @@ def attach(recipe: Recipe, split: Split, model: nn.Module, *, seed: int | None) 
         clipping=recipe.clipping,
         grouping=recipe.grouping,
         physical_batch_size=recipe.physical_batch_size,
+        sampling=recipe.sampling,
+        adjacency=recipe.adjacency,
+        accountant=recipe.accountant,
+        ledger=ledger,
         seed=seed,
     )
 
 
 def train_private(
-    recipe: Recipe, split: Split, model: nn.Module, engine: PrivacyEngine, *, on_epoch: OnEpoch
+    recipe: Recipe,
+    split: Split,
+    model: nn.Module,
+    engine: PrivacyEngine,
+    *,
+    on_epoch: OnEpoch,
+    on_step: OnStep = lambda: None,
 ) -> Outcome:
-    """Train with the engine that is attached to the model, and detach it."""
+    """Train with the engine that is attached to the model, from where it is, and detach it.
+
+    It ends with the last epoch, or when the budget is spent, which is earlier if an interruption
+    lost updates that were recorded.
+    """
     seconds = 0.0
-    for epoch in range(1, recipe.epochs + 1):
+    report = _report(engine.epochs_completed, model, split, engine.epsilon())
+    has_budget = True
+    while has_budget and engine.epochs_completed < recipe.epochs:
         started = time.perf_counter()
-        for batch in engine.batches():
-            for x, y in batch:
-                engine.backward(F.cross_entropy(model(x), y, reduction="none"))
-            engine.step()
+        try:
+            for batch in engine.batches():
+                for x, y in batch:
+                    engine.backward(F.cross_entropy(model(x), y, reduction="none"))
+                engine.step()
+                on_step()
+        except BudgetExhaustedError:
+            has_budget = False
         seconds += time.perf_counter() - started
-        report = _report(epoch, model, split, engine.epsilon())
+        report = _report(engine.epochs_completed, model, split, engine.epsilon())
         on_epoch(report)
     engine.detach()
     return Outcome(report.test_loss, report.test_accuracy, engine.steps_taken, seconds)

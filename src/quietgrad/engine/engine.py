@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from quietgrad import accounting
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad._checks import require_count, require_delta, require_positive
+from quietgrad import sampling as samplers
+from quietgrad._checks import require_count
+from quietgrad.accounting import Adjacency, Ledger, participation
 from quietgrad.capture import Capture
 from quietgrad.clipping import Clipping
-from quietgrad.errors import (
-    BudgetExhaustedError,
-    EngineStateError,
-    QuietgradError,
-    StrayGradientError,
-    TrainableSetError,
+from quietgrad.engine.arguments import (
+    checked_accountant,
+    checked_batch_size,
+    checked_delta,
+    checked_optimizer,
+    opened_ledger,
 )
+from quietgrad.engine.budget import Budget, NoiseSchedule
+from quietgrad.engine.guards import require_same_parameters
+from quietgrad.engine.state import global_rng, require_fitting, restore_global_rng, stamped
+from quietgrad.errors import EngineStateError, QuietgradError, StrayGradientError
 from quietgrad.grouping import Group, Grouping
 from quietgrad.noise import GaussianNoise
 from quietgrad.progress import Progress
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling import LogicalBatch, PoissonLoader, population
+from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
 
 
@@ -35,13 +40,13 @@ class PrivacyEngine:
     """Trains a model with differential privacy: ``batches``, ``backward``, ``step``.
 
     Each logical batch is a Poisson sample of the data set. ``backward`` clips every sample's
-    gradient and adds it up; ``step`` adds Gaussian noise of standard deviation
-    ``noise_multiplier * sensitivity``, divides by the expected batch size, records the release in
-    the ledger and runs the optimizer. Model, optimizer and schedulers stay plain objects.
+    gradient and adds it up; ``step`` records the release in the ledger, adds Gaussian noise of
+    standard deviation ``noise_multiplier * sensitivity``, divides by the expected batch size and
+    runs the optimizer. Model, optimizer and schedulers stay plain objects.
 
     The guarantee is (epsilon, delta)-differential privacy of everything ``step`` releases, for
-    adding or removing one element of ``dataset``. What else leaves the process (logged training
-    losses, choices made by looking at the data) is not covered.
+    adding or removing one element of ``dataset`` (or as ``adjacency`` says). What else leaves the
+    process (logged training losses, choices made by looking at the data) is not covered.
 
     Args:
         model: Any module. Parameters with ``requires_grad`` are trained.
@@ -49,9 +54,20 @@ class PrivacyEngine:
         dataset: A map-style data set; one element is the unit of privacy.
         batch_size: Expected number of samples per step; also the constant the sum is divided by.
         epochs: Number of passes planned; with ``epsilon`` it fixes how many steps there can be.
-        epsilon: Target for all planned steps; the noise is calibrated to stay within it.
+        epsilon: Target for all planned steps and for what is in ``ledger`` already; the noise is
+            calibrated to stay within it.
         noise_multiplier: The noise itself, instead of a target.
+        noise_schedule: Factor on the noise of each step, a function of the step's number (from 0)
+            and of nothing else; the target is kept whatever it is.
         delta: Probability with which the guarantee may fail; should be below 1 / len(dataset).
+        ledger: Where releases are recorded: a new one in memory if None; a path, for a file in
+            which every step is on disk before it is released; or a ``Ledger``, to go on with what
+            other engines recorded about the same data.
+        sampling: How batches are drawn: ``"poisson"``, ``"poisson:320"`` (cut to 320 samples),
+            ``"shuffled"``, ``"full-batch"``, or an object of ``quietgrad.sampling``.
+        adjacency: Which data sets must look alike: ``"add-remove-one"`` unless the ledger says
+            otherwise, ``"replace-one"`` or ``"zero-out-one"``.
+        accountant: What the target and :meth:`epsilon` are computed with.
         clipping: Clipping function, by name or as an object with options.
         grouping: Grouping of parameters, by name or as an object with radii.
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
@@ -75,6 +91,11 @@ class PrivacyEngine:
         epochs: int | None = None,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
+        noise_schedule: NoiseSchedule | None = None,
+        ledger: Ledger | str | Path | None = None,
+        sampling: str | Sampler = "poisson",
+        adjacency: Adjacency | None = None,
+        accountant: str = "pld",
         clipping: str | Clipping = "auto-s",
         grouping: str | Grouping = "all-layer",
         radius: float | None = None,
@@ -85,38 +106,50 @@ class PrivacyEngine:
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
-        size = population(dataset)
-        self._batch_size = _checked_batch_size(batch_size, size)
-        self._delta = _checked_delta(delta, size)
-        self._sample_rate = self._batch_size / size
-        self._steps_per_epoch = max(1, round(size / self._batch_size))
-        self._planned_steps = _planned_steps(epochs, self._steps_per_epoch)
-        self._has_target = epsilon is not None
-        _check_optimizer(optimizer)
-
+        checked_optimizer(optimizer)
+        self._population = population(dataset)
+        self._batch_size = checked_batch_size(batch_size, self._population)
+        self._delta = checked_delta(delta, self._population)
+        self._accountant = checked_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
         self._groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
-        self._loader = PoissonLoader(
+        draws = samplers.resolve(sampling).bind(self._population, self._batch_size)
+        self._loader = BatchLoader(
             dataset,
-            sample_rate=self._sample_rate,
-            steps=self._steps_per_epoch,
+            draws,
             physical_batch_size=physical_batch_size,
             collate_fn=collate_fn,
             num_workers=num_workers,
             seed=seed,
         )
-        self._noise_multiplier = self._noise_for(epsilon, noise_multiplier)
-        self._noise = GaussianNoise(None if seed is None else seed + 1)
-        self._ledger = accounting.Ledger()
+        self._seed = seed
+        self._noise = GaussianNoise(seed)
         self._progress = Progress()
         self._batch: LogicalBatch | None = None
+        self._last_batch: LogicalBatch | None = None
         self._sums: dict[str, Tensor] = {}
         self._micro_batches = 0
+        self._steps_taken = 0
         self._nonfinite = 0
         self._stepping = False
 
+        self._ledger = opened_ledger(ledger, adjacency, draws.accounting)
+        planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
+        self._budget = Budget(
+            self._ledger,
+            draws.accounting,
+            delta=self._delta,
+            accountant=accountant,
+            planned_steps=None if planned is None else planned * draws.length,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            schedule=noise_schedule,
+        )
+        self._settings = self._describe(epochs, epsilon, noise_multiplier)
+
+        self._model = model
         self._optimizer = optimizer
         self._capture = Capture(model, when=lambda: model.training)
         self._capture.on_detach = self.detach
@@ -138,7 +171,7 @@ class PrivacyEngine:
         self._require_attached()
         if self._progress.begun:
             self._progress.begin(())  # raises, and says what to do
-        self._require_budget()
+        self._budget.require_room(self._steps_taken)
         return self._epoch()
 
     def backward(self, losses: Tensor | Callable[[], Tensor]) -> None:
@@ -166,15 +199,18 @@ class PrivacyEngine:
         """
         self._require_attached()
         self._progress.require_complete()
-        self._require_budget()
+        assert self._batch is not None
+        self._budget.require_room(self._steps_taken, pass_number=self._batch.pass_number)
         self._capture.check_trainable_set()
         self._require_same_parameters()
         # First the ledger, then the update: a crash in between overstates what was spent.
-        self._ledger.record(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate)
+        self._budget.record(self._steps_taken, pass_number=self._batch.pass_number)
         self._stepping = True
         try:
             self._write_private_gradients()
             self._optimizer.step()
+            self._steps_taken += 1
+            self._last_batch = self._batch
         finally:
             self._stepping = False
             self._end_batch()
@@ -193,18 +229,18 @@ class PrivacyEngine:
 
     @property
     def sample_rate(self) -> float:
-        """Probability with which each sample joins a step."""
-        return self._sample_rate
+        """Expected share of the data set in a step."""
+        return self._batch_size / self._population
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of logical batches that :meth:`batches` yields."""
-        return self._steps_per_epoch
+        """Number of logical batches that :meth:`batches` yields, unless it finishes an epoch."""
+        return len(self._loader)
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the sensitivity."""
-        return self._noise_multiplier
+        """Standard deviation of the noise over the sensitivity (times the schedule, if any)."""
+        return self._budget.noise_multiplier
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -218,8 +254,23 @@ class PrivacyEngine:
 
     @property
     def steps_taken(self) -> int:
-        """Number of steps released so far."""
-        return self._ledger.steps
+        """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
+        return self._steps_taken
+
+    @property
+    def epochs_completed(self) -> int:
+        """Number of whole passes behind the weights; a resumed loop starts here."""
+        return int(self._loader.bookmark(self._last_batch)["pass"])
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was released, by this engine and by others that share it."""
+        return self._ledger
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
+        return self._budget.planned_steps
 
     @property
     def nonfinite_samples(self) -> int:
@@ -228,7 +279,8 @@ class PrivacyEngine:
 
     def epsilon(self, delta: float | None = None) -> float:
         """What all steps so far have spent: an upper bound, 0 before the first step."""
-        return self._ledger.epsilon(self.delta if delta is None else delta)
+        at = self.delta if delta is None else delta
+        return self._ledger.epsilon(at, accountant=self._accountant)
 
     def discard_batch(self) -> None:
         """Drop the logical batch under way; nothing of it is released."""
@@ -246,6 +298,52 @@ class PrivacyEngine:
             self._end_batch()
             self._attached = False
 
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on later: weights, optimizer, place in the data, ledger.
+
+        Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
+        As with a module's ``state_dict``, tensors are not copied. ``torch.save`` it, and load it
+        with ``torch.load(..., weights_only=True)``.
+        """
+        if self._progress.begun:
+            raise EngineStateError(
+                "a batch is under way: save between engine.step() and the next batch."
+            )
+        return stamped(
+            {
+                "settings": self._settings,
+                "model": self._model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "position": self._loader.bookmark(self._last_batch),
+                "budget": self._budget.state_dict(),
+                "ledger": self._ledger.to_dict(),
+                "steps_taken": self._steps_taken,
+                "rng": global_rng(self._seed),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, in an engine made with the same arguments.
+
+        What this engine's ledger holds beyond the saved one stays counted: steps whose updates were
+        lost in a crash, or undone by loading an earlier state, are spent all the same.
+        """
+        self._require_attached()
+        if self._progress.begun:
+            raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
+        require_fitting(state, self._settings)
+        # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
+        lost = self._ledger.cover(Ledger.from_dict(state["ledger"]))
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        same_pass = self._loader.go_to(state["position"])
+        self._budget.load_state_dict(state["budget"], lost=lost, same_pass=same_pass)
+        self._steps_taken = state["steps_taken"]
+        self._last_batch = None
+        restore_global_rng(state["rng"], self._seed)
+
     # -- guards --------------------------------------------------------------------------------
 
     def _refuse_stray_step(self, *_: Any) -> None:
@@ -260,59 +358,31 @@ class PrivacyEngine:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
     def _require_same_parameters(self) -> None:
-        trained = self._capture.parameters.trainable()
-        by_id = {id(parameter): name for name, parameter in trained.items()}
-        held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
-        foreign = [p for key, p in held.items() if p.requires_grad and key not in by_id]
-        if foreign:
-            raise TrainableSetError(
-                f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} "
-                "that is not in the model: its gradient would be applied without noise. Register "
-                "it in the model, or take it out of the optimizer."
-            )
-        stray = [p for key, p in held.items() if key not in by_id and p.grad is not None]
-        if stray:
-            raise StrayGradientError(
-                f"the optimizer holds a frozen parameter of shape {tuple(stray[0].shape)} with a "
-                ".grad that did not come from the engine: its step would apply it without noise. "
-                "Call optimizer.zero_grad() first."
-            )
-        idle = [name for key, name in by_id.items() if key not in held]
-        if idle:
-            raise TrainableSetError(
-                f"parameter '{idle[0]}' is trainable but not in the optimizer ({len(idle)} such): "
-                "its gradient would take part in clipping for nothing. Freeze it with "
-                "requires_grad_(False), or give it to the optimizer."
-            )
+        require_same_parameters(self._capture.parameters.trainable(), self._optimizer)
 
     # -- internals -----------------------------------------------------------------------------
 
-    def _noise_for(self, epsilon: float | None, noise_multiplier: float | None) -> float:
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError("pass either epsilon= (a target) or noise_multiplier=, and not both")
-        if noise_multiplier is not None:
-            return require_positive("noise_multiplier", noise_multiplier)
-        if self._planned_steps is None:
-            raise ValueError("epsilon= needs epochs=: the noise depends on the number of steps")
-        return accounting.calibrate(
-            epsilon=require_positive("epsilon", epsilon),
-            delta=self.delta,
-            sample_rate=self.sample_rate,
-            steps=self._planned_steps,
-        )
-
-    def _require_budget(self) -> None:
-        planned = self._planned_steps
-        if self._has_target and planned is not None and self._ledger.steps >= planned:
-            raise BudgetExhaustedError(
-                f"all {planned} planned steps were taken: another would spend more than the target "
-                "epsilon. Plan for more with a larger epochs=, or pass noise_multiplier= to train "
-                "without a target."
-            )
+    def _describe(
+        self, epochs: int | None, epsilon: float | None, noise_multiplier: float | None
+    ) -> dict[str, Any]:
+        """What must be the same when a run is resumed, as plain data."""
+        return {
+            "noise_multiplier": noise_multiplier,
+            "batch_size": self._batch_size,
+            "dataset size": self._population,
+            "delta": self._delta,
+            "epsilon": epsilon,
+            "epochs": epochs,
+            "accountant": self._accountant,
+            "adjacency": self._ledger.adjacency,
+            "sampling": participation.to_dict(self._loader.draws.accounting),
+            "clipping": repr(self._clipping),
+            "groups": [[group.radius, *group.parameters] for group in self._groups],
+        }
 
     def _epoch(self) -> Iterator[Iterator[Any]]:
         for batch in self._loader:
-            self._require_budget()
+            self._budget.require_room(self._steps_taken, pass_number=batch.pass_number)
             self._progress.begin(batch.micro_sizes)
             self._batch = batch
             yield self._micro_batches_of(batch)
@@ -335,7 +405,8 @@ class PrivacyEngine:
             self._sums[name] = total if known is None else known.add_(total)
 
     def _write_private_gradients(self) -> None:
-        std = self.noise_multiplier * self.sensitivity
+        std = self._budget.noise_multiplier_at(self._steps_taken) * self.sensitivity
+        self._noise.begin_step(self._steps_taken)
         for name, parameter in self._capture.parameters.trainable().items():
             gradient = self._noise.sample(parameter, std)
             if name in self._sums:
@@ -349,41 +420,3 @@ class PrivacyEngine:
         for parameter in self._capture.parameters.trainable().values():
             parameter.grad = None
 
-
-def _checked_batch_size(batch_size: int, size: int) -> int:
-    require_count("batch_size", batch_size, at_least=1)
-    if batch_size > size:
-        raise ValueError(
-            f"batch_size={batch_size} is larger than the data set of {size} samples: expected at "
-            "most its length"
-        )
-    return batch_size
-
-
-def _checked_delta(delta: float, size: int) -> float:
-    require_delta("delta", delta)
-    if delta >= 1 / size:
-        warnings.warn(
-            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in "
-            "full would keep such a guarantee. Choose delta well below 1/n.",
-            stacklevel=3,
-        )
-    return delta
-
-
-def _planned_steps(epochs: int | None, steps_per_epoch: int) -> int | None:
-    if epochs is None:
-        return None
-    return require_count("epochs", epochs, at_least=1) * steps_per_epoch
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}: its step "
-            "could not be guarded"
-        )
-    if isinstance(optimizer, LBFGS):
-        raise TypeError(
-            "LBFGS evaluates the loss several times a step and cannot be used privately"
-        )

@@ -1,0 +1,83 @@
+"""Checks of what an engine is made with."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch.optim import LBFGS, Optimizer
+
+from quietgrad import accounting
+from quietgrad._checks import require_count, require_delta
+from quietgrad.accounting import Adjacency, GaussianEvent, Ledger, Participation, accountants
+
+_CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
+
+
+def checked_batch_size(batch_size: int, size: int) -> int:
+    """At most the whole data set."""
+    require_count("batch_size", batch_size, at_least=1)
+    if batch_size > size:
+        raise ValueError(
+            f"batch_size={batch_size} is larger than the data set of {size} samples: expected at "
+            "most its length"
+        )
+    return batch_size
+
+
+def checked_delta(delta: float, size: int) -> float:
+    """A probability, with a warning if it is too large to mean anything."""
+    require_delta("delta", delta)
+    if delta >= 1 / size:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in "
+            "full would keep such a guarantee. Choose delta well below 1/n.",
+            stacklevel=_CALLER - 1,
+        )
+    return delta
+
+
+def checked_accountant(name: str) -> str:
+    """A known accountant, with a warning if its epsilon is not a bound."""
+    if not accountants.resolve(name).is_guarantee:
+        warnings.warn(
+            f"accountant={name!r} is an approximation, not a guarantee: the true epsilon is larger "
+            "than what it says. Use 'pld' for a bound.",
+            stacklevel=_CALLER - 1,
+        )
+    return name
+
+
+def checked_optimizer(optimizer: Any) -> Optimizer:
+    """One whose steps can be guarded."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}: its step "
+            "could not be guarded"
+        )
+    if isinstance(optimizer, LBFGS):
+        raise TypeError(
+            "LBFGS evaluates the loss several times a step and cannot be used privately"
+        )
+    return optimizer
+
+
+def opened_ledger(
+    ledger: Ledger | str | Path | None, adjacency: Adjacency | None, sampling: Participation
+) -> Ledger:
+    """The ledger to record in, once it is clear that it can promise anything for this sampling."""
+    if isinstance(ledger, Ledger):
+        if adjacency is not None and adjacency != ledger.adjacency:
+            raise ValueError(
+                f"adjacency={adjacency!r} differs from the ledger's {ledger.adjacency!r}: expected "
+                "the same, or a ledger of its own"
+            )
+        relation = ledger.adjacency
+    else:
+        relation = adjacency or "add-remove-one"
+    # Refuses, before any file is made, what this adjacency cannot promise.
+    accounting.profile([GaussianEvent(1.0, sampling, 0)], adjacency=relation)
+    if isinstance(ledger, Ledger):
+        return ledger
+    if ledger is None:
+        return Ledger(adjacency=relation)
+    return Ledger.open(ledger, adjacency=adjacency)

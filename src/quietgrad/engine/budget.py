@@ -1,0 +1,184 @@
+"""The noise of each step, and whether there may be another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quietgrad import accounting
+from quietgrad._checks import require_positive
+from quietgrad.accounting import GaussianEvent, Ledger, Participation, Passes
+from quietgrad.errors import BudgetExhaustedError
+
+NoiseSchedule = Callable[[int], float]
+"""The factor by which the noise of a step, counted from 0, is multiplied."""
+
+
+class Budget:
+    """Plans the noise so that a target is kept, and records every step before it is released.
+
+    Args:
+        ledger: what was done to the data so far, and where steps are recorded.
+        sampling: how samples take part in these steps.
+        delta: of the target.
+        accountant: of the target.
+        planned_steps: how many steps there are to be; None without a plan.
+        epsilon: the target for everything in the ledger and all planned steps; or None.
+        noise_multiplier: the noise itself; or None.
+        schedule: a public function of the step number; None keeps the noise the same.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sampling: Participation,
+        *,
+        delta: float,
+        accountant: str,
+        planned_steps: int | None,
+        epsilon: float | None,
+        noise_multiplier: float | None,
+        schedule: NoiseSchedule | None,
+    ) -> None:
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError("pass either epsilon= (a target) or noise_multiplier=, and not both")
+        if epsilon is not None and planned_steps is None:
+            raise ValueError("epsilon= needs epochs=: the noise depends on the number of steps")
+        self._ledger = ledger
+        self._sampling = sampling
+        self._delta, self._accountant = delta, accountant
+        self._planned_steps = planned_steps
+        self._target = None if epsilon is None else require_positive("epsilon", epsilon)
+        self._schedule = schedule
+        self._noise_multiplier = (
+            None
+            if noise_multiplier is None
+            else require_positive("noise_multiplier", noise_multiplier)
+        )
+        self._recorded = 0
+        self._ledger_steps = ledger.steps
+        self._is_shared = False
+        self._pass_number: int | None = None
+        self._noise_in_pass: set[float] = set()
+        if not ledger.events:
+            # Otherwise only when it is needed: a run that is resumed brings its noise along.
+            _ = self.noise_multiplier
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of a step whose schedule says 1."""
+        if self._noise_multiplier is None:
+            self._noise_multiplier = self._calibrated()
+        return self._noise_multiplier
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps there are to be; None without a plan."""
+        return self._planned_steps
+
+    def noise_multiplier_at(self, step: int) -> float:
+        """Of this step, counted from 0."""
+        return self.noise_multiplier * self._factor(step)
+
+    def require_room(self, step: int, *, pass_number: int | None = None) -> None:
+        """Refuse a step that would spend more than the target.
+
+        Args:
+            step: its number, from 0.
+            pass_number: the pass it belongs to, once that is known.
+        """
+        if self._target is None:
+            return
+        _ = self.noise_multiplier  # a target that is out of reach is refused before any batch
+        assert self._planned_steps is not None
+        if self._recorded >= self._planned_steps:
+            raise BudgetExhaustedError(
+                f"all {self._planned_steps} planned steps were taken: another would spend more "
+                f"than the target epsilon={self._target:g}. Plan for more with a larger epochs=, "
+                "or pass noise_multiplier= to train without a target."
+            )
+        # Counting one's own steps is enough, unless others record in the same ledger, or a pass
+        # that was broken off is begun again.
+        self._is_shared |= self._ledger.steps != self._ledger_steps
+        begins_pass = isinstance(self._sampling, Passes) and pass_number != self._pass_number
+        if self._is_shared or (begins_pass and pass_number is not None):
+            self._require_room_for(self._event(step, pass_number))
+
+    def record(self, step: int, *, pass_number: int) -> None:
+        """Write the step down; after this it counts as released."""
+        event = self._event(step, pass_number)
+        self._ledger.record(event)
+        if self._pass_number != pass_number:
+            self._pass_number, self._noise_in_pass = pass_number, set()
+        self._noise_in_pass.add(event.noise_multiplier)
+        self._recorded += 1
+        self._ledger_steps = self._ledger.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; the ledger is saved apart."""
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "recorded": self._recorded,
+            "pass_number": self._pass_number,
+            "noise_in_pass": sorted(self._noise_in_pass),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int, same_pass: bool) -> None:
+        """Go on where `state_dict` was taken.
+
+        Args:
+            state: what `state_dict` gave.
+            lost: steps recorded since then; they count as taken.
+            same_pass: whether the pass that was under way goes on with the same batches.
+        """
+        self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
+        self._recorded = state["recorded"] + lost
+        self._ledger_steps = self._ledger.steps
+        if same_pass and not lost:
+            self._pass_number = state["pass_number"]
+            self._noise_in_pass = set(state["noise_in_pass"])
+
+    def _event(self, step: int, pass_number: int | None) -> GaussianEvent:
+        sigma = self.noise_multiplier_at(step)
+        # A sample takes part in one step of a pass, and it may be any: a pass counts once for each
+        # noise that occurs in it.
+        known = pass_number == self._pass_number and sigma in self._noise_in_pass
+        begins = isinstance(self._sampling, Passes) and not known
+        return GaussianEvent(sigma, self._sampling, 1, passes=int(begins))
+
+    def _factor(self, step: int) -> float:
+        if self._schedule is None:
+            return 1.0
+        return require_positive(f"noise_schedule({step})", self._schedule(step))
+
+    def _calibrated(self) -> float:
+        assert self._planned_steps is not None
+        assert self._target is not None
+        factors = Counter(self._factor(step) for step in range(self._planned_steps))
+        return accounting.calibrate_plan(
+            lambda sigma: [
+                GaussianEvent(sigma * factor, self._sampling, steps)
+                for factor, steps in factors.items()
+            ],
+            epsilon=self._target,
+            delta=self._delta,
+            accountant=self._accountant,
+            adjacency=self._ledger.adjacency,
+            spent=self._ledger.events,
+        )
+
+    def _require_room_for(self, event: GaussianEvent) -> None:
+        assert self._target is not None
+        whole = accounting.profile(
+            (*self._ledger.events, event),
+            accountant=self._accountant,
+            adjacency=self._ledger.adjacency,
+        )
+        if (spent := whole.epsilon(self._delta)) > self._target:
+            raise BudgetExhaustedError(
+                f"another step would spend epsilon={spent:.4g}, more than the target "
+                f"{self._target:g}: other engines record in the same ledger, or a pass over the "
+                "data was begun again. Make engines one after the other, so that the noise of each "
+                "is calibrated for what the last one left."
+            )

@@ -25,7 +25,7 @@ def test_json_is_the_whole_output_and_complete():
     private, ordinary = report["private"], report["non_private"]
     assert 5 - 0.01 <= private["epsilon"] <= private["target_epsilon"] == 5
     assert private["steps"] == ordinary["steps"] == 6
-    assert private["accountant"] == "PLD"
+    assert private["accountant"] == "pld"
     assert (private["groups"], private["sensitivity"]) == (1, pytest.approx(1.0))
     assert 0 < private["test_accuracy"] < ordinary["test_accuracy"] <= 1
 

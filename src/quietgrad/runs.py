@@ -84,13 +84,17 @@ class RunFolder:
             return None
         try:
             state = torch.load(self._checkpoint, weights_only=True)
-        except Exception as error:
-            raise RunFolderError(
-                f"{self._checkpoint} cannot be read ({error}): restore a copy of it. The ledger "
-                "beside it still says what was spent"
-            ) from error
-        assert isinstance(state, dict)
+        except Exception as error:  # whatever a damaged file makes of torch.load
+            raise RunFolderError(self._unreadable()) from error
+        if not isinstance(state, dict):
+            raise RunFolderError(self._unreadable())
         return state
+
+    def _unreadable(self) -> str:
+        return (
+            f"{self._checkpoint} cannot be read as a checkpoint: restore a copy of it. The ledger "
+            "beside it still says what was spent"
+        )
 
     @property
     def _config(self) -> Path:

@@ -22,8 +22,10 @@ def test_two_phases_are_composed():
         (1.0, Poisson(8 / 24), 3),
         (2.0, Poisson(4 / 24), 2),
     ]
-    assert second.epsilon() == ledger.epsilon(second.delta) > Ledger(ledger.events[:1]).epsilon(
-        second.delta
+    assert (
+        second.epsilon()
+        == ledger.epsilon(second.delta)
+        > Ledger(ledger.events[:1]).epsilon(second.delta)
     )
 
 

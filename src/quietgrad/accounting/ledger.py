@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from quietgrad._checks import require_delta
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
@@ -45,7 +46,8 @@ class Ledger:
         """A ledger kept in a file: every record is on disk before `record` returns.
 
         The file is made if there is none. If there is, its events are read, and new ones are
-        appended. It stays locked against other processes until `close`.
+        appended. It stays locked against other processes until `close`; within this process,
+        opening it again gives the same ledger.
 
         Args:
             path: a file of JSON lines, each of which carries a hash of all before it.
@@ -54,9 +56,17 @@ class Ledger:
         Raises:
             LedgerError: the file was edited, is no ledger, is in use, or has another adjacency.
         """
-        file = LedgerFile.open(path, adjacency=adjacency)
-        ledger = cls(file.events, adjacency=file.adjacency, id=file.id)
-        ledger._file = file
+        place = Path(path).resolve()
+        ledger = _OPEN.get(place)
+        if ledger is None or not ledger._is_open:
+            file = LedgerFile.open(place, adjacency=adjacency)
+            _OPEN[place] = ledger = cls(file.events, adjacency=file.adjacency, id=file.id)
+            ledger._file = file
+        elif adjacency not in (None, ledger.adjacency):
+            raise LedgerError(
+                f"{path} is open as a ledger for adjacency={ledger.adjacency!r}, not {adjacency!r}:"
+                " expected the same, or another file"
+            )
         return ledger
 
     @classmethod
@@ -141,6 +151,10 @@ class Ledger:
         if self._file is not None:
             self._file.close()
 
+    @property
+    def _is_open(self) -> bool:
+        return self._file is not None and self._file.is_in_place
+
     def _missing(self, saved: "Ledger") -> list[GaussianEvent]:
         if saved.id != self.id:
             return list(saved.events)
@@ -156,6 +170,10 @@ class Ledger:
         else:
             self._events.append(event)
         self._epsilons.clear()
+
+
+_OPEN: WeakValueDictionary[Path, Ledger] = WeakValueDictionary()
+"""Ledgers with a file, so that two engines of one process record in one ledger."""
 
 
 def _beyond(longer: list[GaussianEvent], shorter: list[GaussianEvent]) -> list[GaussianEvent]:

@@ -61,10 +61,25 @@ class LedgerFile:
             raise
         return cls(path, stream, content)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is open, and still the one that is found under its name."""
+        if self._stream is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._stream.fileno()), os.stat(self._path))
+        except OSError:
+            return False
+
     def append(self, event: GaussianEvent) -> None:
         """Write one line, and return when it is on the disk."""
         if self._stream is None:
             raise LedgerError(f"{self._path} was closed, so nothing can be released any more")
+        if not self.is_in_place:
+            raise LedgerError(
+                f"{self._path} was moved, deleted or replaced while in use, so nothing was"
+                " released. Put it back and resume from the last checkpoint"
+            )
         line, digest = _chained({"event": event.to_dict()}, self._hash)
         try:
             self._stream.write(line)
@@ -194,8 +209,8 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise LedgerError(
-            f"{path} is in use by another run: two runs with one ledger must be engines of one"
-            " process that share one Ledger object"
+            f"{path} is in use by another process: wait until it has ended, or give this run a"
+            " ledger of its own"
         ) from error
 
 

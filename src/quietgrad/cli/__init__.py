@@ -1,17 +1,38 @@
-"""The command line: `quietgrad train RECIPE`."""
+"""The command line: `quietgrad COMMAND`."""
 
 import click
 
 from quietgrad import __version__
-from quietgrad.cli.train import train
+from quietgrad.cli.lazy import LazyCommand, LazyGroup
+
+COMMANDS = {
+    "train": LazyCommand(
+        "quietgrad.cli.train",
+        "train",
+        "Train RECIPE with differential privacy, and without for comparison.",
+    ),
+    "epsilon": LazyCommand(
+        "quietgrad.cli.epsilon",
+        "epsilon",
+        "What a run of private training spends: epsilon, or delta.",
+    ),
+    "calibrate": LazyCommand(
+        "quietgrad.cli.calibrate",
+        "calibrate",
+        "The noise a run needs to stay within an epsilon.",
+    ),
+    "tune-cost": LazyCommand(
+        "quietgrad.cli.tune_cost",
+        "tune_cost",
+        "What a random search costs if only its best run is released.",
+    ),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="quietgrad")
 def main() -> None:
     """Train PyTorch models with differential privacy."""
 
-
-main.add_command(train)
 
 __all__ = ["main"]

@@ -5,22 +5,40 @@ from typing import Any
 
 from rich.table import Table
 
+from quietgrad import accounting
+from quietgrad.cli.rounding import printed
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe
 from quietgrad.recipes.training import Outcome
 
-ACCOUNTANT = "PLD"
+_NONE = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One recipe trained twice from the same initial weights."""
+    """One recipe trained privately and, to compare, ordinarily from the same initial weights."""
 
     recipe: Recipe
     seed: int | None
     engine: PrivacyEngine
     private: Outcome
-    ordinary: Outcome
+    ordinary: Outcome | None
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that are in the ledger and not in the weights: interruptions undid them."""
+        return self.engine.ledger.steps - self.private.steps
+
+    @property
+    def epsilon_if_poisson(self) -> float | None:
+        """What is often reported for batches that were not drawn by Poisson sampling."""
+        events = self.engine.ledger.events
+        assumed = accounting.as_if_poisson(events)
+        if list(events) == assumed:
+            return None
+        return accounting.profile(assumed, accountant=self.recipe.accountant).epsilon(
+            self.recipe.delta
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
@@ -39,36 +57,74 @@ class Comparison:
                 "target_epsilon": recipe.epsilon,
                 "delta": recipe.delta,
                 "noise_multiplier": engine.noise_multiplier,
-                "accountant": ACCOUNTANT,
+                "accountant": recipe.accountant,
+                "adjacency": engine.ledger.adjacency,
+                "sampling": recipe.sampling,
                 "sample_rate": engine.sample_rate,
+                "ledger_steps": engine.ledger.steps,
+                "lost_steps": self.lost_steps,
+                "epsilon_if_poisson_does_not_hold": self.epsilon_if_poisson,
                 "groups": len(engine.groups),
                 "sensitivity": engine.sensitivity,
             },
-            "non_private": asdict(self.ordinary),
+            "non_private": None if self.ordinary is None else asdict(self.ordinary),
         }
 
     def as_table(self) -> Table:
         """The same for people."""
-        table = Table(title=f"{self.recipe.name}: private and non-private training")
+        compared = self.ordinary is not None
+        kinds = "private and non-private training" if compared else "private training"
+        table = Table(title=f"{self.recipe.name}: {kinds}")
         table.add_column("")
         table.add_column("private", justify="right")
-        table.add_column("non-private", justify="right")
+        if compared:
+            table.add_column("non-private", justify="right")
         for name, private, ordinary in self._rows():
-            table.add_row(name, private, ordinary)
+            table.add_row(name, private, *([ordinary] if compared else []))
         return table
+
+    def remarks(self) -> list[str]:
+        """What must not be overlooked."""
+        found = []
+        if self.lost_steps:
+            found.append(
+                f"{_count(self.lost_steps, 'step')} were recorded and then lost to interruptions:"
+                " they count as spent."
+            )
+        if self.epsilon_if_poisson is not None:
+            found.append(
+                f"Poisson sampling would have spent {printed(self.epsilon_if_poisson)}"
+                " (add-remove-one). Tools that assume it report that figure: it does not hold for"
+                " these batches."
+            )
+        if self.seed is not None:
+            found.append("Seeded: the noise can be recomputed, so this run protects nobody.")
+        return found
 
     def _rows(self) -> list[tuple[str, str, str]]:
         recipe, engine, private, ordinary = self.recipe, self.engine, self.private, self.ordinary
+        spent = f"{printed(engine.epsilon())} of {recipe.epsilon:g}"
+        groups = _count(len(engine.groups), "group")
         return [
-            ("test accuracy", f"{private.test_accuracy:.1%}", f"{ordinary.test_accuracy:.1%}"),
-            ("training time", f"{private.seconds:.1f} s", f"{ordinary.seconds:.1f} s"),
-            ("steps", str(private.steps), str(ordinary.steps)),
-            ("epsilon spent", f"{engine.epsilon():.3f} of {recipe.epsilon:g}", "no bound"),
-            ("delta", f"{recipe.delta:g}", ""),
-            ("noise multiplier", f"{engine.noise_multiplier:.3f} (by {ACCOUNTANT})", ""),
-            ("clipping", recipe.clipping, ""),
-            ("grouping", f"{recipe.grouping} ({_count(len(engine.groups), 'group')})", ""),
-            ("sensitivity", f"{engine.sensitivity:g}", ""),
+            (
+                "test accuracy",
+                f"{private.test_accuracy:.1%}",
+                f"{ordinary.test_accuracy:.1%}" if ordinary else _NONE,
+            ),
+            (
+                "training time",
+                f"{private.seconds:.1f} s",
+                f"{ordinary.seconds:.1f} s" if ordinary else _NONE,
+            ),
+            ("steps", str(private.steps), str(ordinary.steps) if ordinary else _NONE),
+            ("epsilon spent", spent, "no bound"),
+            ("delta", f"{recipe.delta:g}", _NONE),
+            ("for", engine.ledger.adjacency, _NONE),
+            ("sampling", recipe.sampling, _NONE),
+            ("noise multiplier", f"{engine.noise_multiplier:.3f} (by {recipe.accountant})", _NONE),
+            ("clipping", recipe.clipping, _NONE),
+            ("grouping", f"{recipe.grouping} ({groups})", _NONE),
+            ("sensitivity", f"{engine.sensitivity:g}", _NONE),
         ]
 
 

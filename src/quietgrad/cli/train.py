@@ -1,9 +1,9 @@
 """`quietgrad train RECIPE`: train privately, then the same model ordinarily, and compare."""
 
-import copy
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,12 +11,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from quietgrad import recipes
-from quietgrad.cli.failures import refusals
+from quietgrad import accounting, clipping, grouping, recipes, sampling
+from quietgrad.cli.failures import Stopped, refusals
 from quietgrad.cli.live import live
+from quietgrad.cli.request import Request, prepare
 from quietgrad.cli.summary import Comparison
-from quietgrad.recipes import Recipe
-from quietgrad.recipes.training import attach, train_ordinary, train_private
+from quietgrad.engine import PrivacyEngine
+from quietgrad.recipes import Split
+from quietgrad.recipes.training import OnStep, attach, train_ordinary, train_private
+from quietgrad.runs import Checkpointer
 
 
 def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,52 +28,113 @@ def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--epsilon", type=float, help="Privacy budget to stay within."),
         click.option("--delta", type=float, help="Probability with which the bound may fail."),
         click.option("--epochs", type=int, help="Passes over the data."),
-        click.option("--batch-size", type=int, help="Expected (Poisson) batch size."),
+        click.option("--batch-size", type=int, help="Expected batch size."),
         click.option("--physical-batch-size", type=int, help="Most samples in memory at once."),
         click.option("--lr", "learning_rate", type=float, help="Learning rate."),
-        click.option("--clipping", help="Clipping function, such as auto-s."),
-        click.option("--grouping", help="Grouping of parameters, such as all-layer."),
+        click.option("--clipping", help=_one_of("Clipping function", clipping.names())),
+        click.option("--grouping", help=_one_of("Grouping of parameters", grouping.names())),
+        click.option("--sampling", help=_one_of("How batches are drawn", sampling.names())),
+        click.option(
+            "--adjacency", help=_one_of("Which data sets must look alike", accounting.ADJACENCIES)
+        ),
+        click.option(
+            "--accountant",
+            help=_one_of("What epsilon is computed with", accounting.accountant_names()),
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
+def _one_of(what: str, names: tuple[str, ...]) -> str:
+    return f"{what}: {', '.join(names)}."
+
+
 @click.command(epilog=f"Recipes: {', '.join(recipes.names())}.")
 @click.argument("recipe", metavar="RECIPE")
 @_recipe_options
 @click.option("--seed", type=int, help="Reproducible, and therefore NOT private: tests only.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the run: configuration, ledger, checkpoints.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --out, if there is one.")
+@click.option(
+    "--baseline/--no-baseline", default=True, help="Also train without privacy, to compare."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def train(recipe: str, seed: int | None, as_json: bool, **overrides: Any) -> None:
+def train(
+    recipe: str,
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+    baseline: bool,
+    as_json: bool,
+    **overrides: Any,
+) -> None:
     """Train RECIPE with differential privacy, and without for comparison."""
-    with refusals():
-        chosen = recipes.load(recipe)
-    given = {name: value for name, value in overrides.items() if value is not None}
     console = Console(quiet=as_json)
-    comparison = _compare(replace(chosen, **given), seed, console)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    with refusals():
+        request = prepare(recipe, given, seed=seed, out=out, resume=resume)
+    for note in request.notes:
+        console.print(note)
+    comparison = _compare(request, console, baseline=baseline)
     if as_json:
         click.echo(json.dumps(comparison.as_dict(), indent=2))
         return
     console.print(comparison.as_table())
-    if seed is not None:
-        console.print("Seeded: the noise can be recomputed, so this run protects nobody.")
+    for remark in comparison.remarks():
+        console.print(remark)
 
 
-def _compare(recipe: Recipe, seed: int | None, console: Console) -> Comparison:
+def _compare(request: Request, console: Console, *, baseline: bool) -> Comparison:
+    recipe = request.recipe
     with refusals():
         split = recipe.load_data()
-        model = _initial_model(recipe, seed)
-        twin = copy.deepcopy(model)
-        engine = attach(recipe, split, model, seed=seed)
-    with live(console, "private", recipe.epochs) as on_epoch:
-        private = train_private(recipe, split, model, engine, on_epoch=on_epoch)
-    with live(console, "non-private", recipe.epochs) as on_epoch:
-        ordinary = train_ordinary(recipe, split, twin, seed=seed, on_epoch=on_epoch)
-    return Comparison(recipe, seed, engine, private, ordinary)
+        model = _initial_model(request)
+        engine = _attached(request, split, model)
+    with live(console, "private", recipe.epochs) as on_epoch, _saving(request, engine) as on_step:
+        private = train_private(recipe, split, model, engine, on_epoch=on_epoch, on_step=on_step)
+    ordinary = None
+    if baseline:
+        with live(console, "non-private", recipe.epochs) as on_epoch:
+            twin = _initial_model(request)
+            ordinary = train_ordinary(recipe, split, twin, seed=request.seed, on_epoch=on_epoch)
+    return Comparison(recipe, request.seed, engine, private, ordinary)
 
 
-def _initial_model(recipe: Recipe, seed: int | None) -> nn.Module:
+def _attached(request: Request, split: Split, model: nn.Module) -> PrivacyEngine:
+    ledger = None if request.folder is None else request.folder.ledger
+    engine = attach(request.recipe, split, model, seed=request.seed, ledger=ledger)
+    if request.state is not None:
+        engine.load_state_dict(request.state)
+    _ = engine.noise_multiplier  # refuses a target that what the ledger holds already exceeds
+    return engine
+
+
+@contextmanager
+def _saving(request: Request, engine: PrivacyEngine) -> Iterator[OnStep]:
+    """Keep the run in its folder, if it has one; then Ctrl-C is no error, for it can go on."""
+    if request.folder is None:
+        yield lambda: None
+        return
+    checkpointer = Checkpointer(request.folder, engine)
+    try:
+        checkpointer.save()
+        yield checkpointer.save_if_due
+        checkpointer.save()
+    except KeyboardInterrupt:
+        again = f"quietgrad train {request.recipe.name} --out {request.folder.path} --resume"
+        raise Stopped(f"stopped. Go on with: {again}") from None
+    finally:
+        engine.ledger.close()
+
+
+def _initial_model(request: Request) -> nn.Module:
+    """The same weights every time, also when the run is resumed; they hold nothing private."""
     with torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
-        return recipe.build_model()
+        torch.manual_seed(request.initial_seed)
+        return request.recipe.build_model()

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch.optim import LBFGS, Optimizer
 
-from quietgrad import accounting
 from quietgrad._checks import require_count, require_delta
 from quietgrad.accounting import Adjacency, GaussianEvent, Ledger, Participation, accountants
+from quietgrad.accounting.adjacency import ADD_REMOVE, require_adjacency
+from quietgrad.accounting.releases import releases
 
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
@@ -65,19 +66,22 @@ def opened_ledger(
     ledger: Ledger | str | Path | None, adjacency: Adjacency | None, sampling: Participation
 ) -> Ledger:
     """The ledger to record in, once it is clear that it can promise anything for this sampling."""
-    if isinstance(ledger, Ledger):
-        if adjacency is not None and adjacency != ledger.adjacency:
-            raise ValueError(
-                f"adjacency={adjacency!r} differs from the ledger's {ledger.adjacency!r}: expected "
-                "the same, or a ledger of its own"
-            )
-        relation = ledger.adjacency
-    else:
-        relation = adjacency or "add-remove-one"
-    # Refuses, before any file is made, what this adjacency cannot promise.
-    accounting.profile([GaussianEvent(1.0, sampling, 0)], adjacency=relation)
-    if isinstance(ledger, Ledger):
-        return ledger
-    if ledger is None:
-        return Ledger(adjacency=relation)
-    return Ledger.open(ledger, adjacency=adjacency)
+    if not isinstance(ledger, Ledger):
+        if ledger is None or not Path(ledger).exists():
+            _require_promise(sampling, adjacency or ADD_REMOVE)  # before any file is made
+        ledger = (
+            Ledger(adjacency=adjacency or ADD_REMOVE)
+            if ledger is None
+            else Ledger.open(ledger, adjacency=adjacency)
+        )
+    if adjacency not in (None, ledger.adjacency):
+        raise ValueError(
+            f"adjacency={adjacency!r} differs from the ledger's {ledger.adjacency!r}: expected "
+            "the same, or a ledger of its own"
+        )
+    _require_promise(sampling, ledger.adjacency)
+    return ledger
+
+
+def _require_promise(sampling: Participation, adjacency: Adjacency) -> None:
+    releases([GaussianEvent(1.0, sampling)], require_adjacency(adjacency))

@@ -419,4 +419,3 @@ class PrivacyEngine:
         self._progress.end()
         for parameter in self._capture.parameters.trainable().values():
             parameter.grad = None
-

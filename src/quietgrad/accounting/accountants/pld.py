@@ -15,6 +15,7 @@ from typing import Any
 from quietgrad.accounting.accountants.contract import Precision, PrivacyProfile
 from quietgrad.accounting.accountants.gdp import GaussianProfile
 from quietgrad.accounting.accountants.grid import GRIDS
+from quietgrad.accounting.accountants.rounding import merge_similar
 from quietgrad.accounting.adjacency import REPLACE, Adjacency
 from quietgrad.accounting.releases import Release, Releases
 
@@ -36,7 +37,7 @@ class PLD:
         precision: Precision = "fine",
     ) -> PrivacyProfile:
         """Compose; infinite where `delta` is below what discretization resolves, about 1e-14."""
-        folded = _fold_unsampled(releases)
+        folded = merge_similar(_fold_unsampled(releases))
         if not folded:
             return GaussianProfile(0.0)
         if min(release.noise_multiplier for release in folded) < _LEAST_NOISE:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quietgrad.accounting.accountants.contract import Precision
+from quietgrad.accounting.accountants.rounding import merge_similar
 from quietgrad.accounting.accountants.substitution import Vector, sampled_substitution_rdp
 from quietgrad.accounting.adjacency import REPLACE, Adjacency
 from quietgrad.accounting.releases import Release
@@ -42,7 +43,7 @@ class RDP:
         orders = np.asarray(rdp.DEFAULT_RDP_ORDERS, dtype=np.float64)
         total = np.zeros_like(orders)
         cuts = 0.0
-        for release, count in releases.items():
+        for release, count in merge_similar(releases).items():
             single = _divergences(release, adjacency, orders)
             total += count * (np.maximum(single, 0.0) + _ROUNDING)
             cuts += count * _chance_of_a_cut(release)

@@ -1,0 +1,55 @@
+"""Commands whose modules are imported when they are asked for: accounting starts without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a command is, and what the list of commands says about it.
+
+    Attributes:
+        module: the module's full name.
+        attribute: the command's name in it.
+        short_help: the first sentence of its docstring, so that listing it needs no import.
+    """
+
+    module: str
+    attribute: str
+    short_help: str
+
+    def load(self) -> click.Command:
+        """Import it."""
+        command = getattr(import_module(self.module), self.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+class LazyGroup(click.Group):
+    """A group of such commands.
+
+    Args:
+        lazy: the commands by name, in the order in which they are listed.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported now."""
+        lazy = self._lazy.get(cmd_name)
+        return None if lazy is None else lazy.load()
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.short_help) for name, lazy in self._lazy.items()])

@@ -1,0 +1,38 @@
+"""Sampling: which samples take part in each step, and how they are loaded.
+
+| name        | a step takes                                   | accounted as     | amplified  |
+| ----------- | ---------------------------------------------- | ---------------- | ---------- |
+| poisson     | each sample with the same chance, by itself    | Poisson          | yes        |
+| poisson:320 | the same, but never more than 320 samples      | TruncatedPoisson | a bit less |
+| shuffled    | the next batch of a permutation made each pass | Passes           | no         |
+| full-batch  | every sample                                   | FullBatch        | no         |
+
+Say `"poisson"`, or `PoissonSampler(largest=320)` for options. A sampler of your own is passed as
+`OwnSampler(batch_sampler, accounted_as=...)`: the library cannot know how to account for it, but it
+checks what can be checked.
+"""
+
+from quietgrad.sampling.batch import LogicalBatch
+from quietgrad.sampling.draws import Draws, Resumption, Sampler
+from quietgrad.sampling.full_batch import FullBatchSampler
+from quietgrad.sampling.loader import BatchLoader
+from quietgrad.sampling.own import OwnSampler
+from quietgrad.sampling.poisson import PoissonSampler
+from quietgrad.sampling.population import population
+from quietgrad.sampling.registry import names, resolve
+from quietgrad.sampling.shuffled import ShuffledSampler
+
+__all__ = [
+    "BatchLoader",
+    "Draws",
+    "FullBatchSampler",
+    "LogicalBatch",
+    "OwnSampler",
+    "PoissonSampler",
+    "Resumption",
+    "Sampler",
+    "ShuffledSampler",
+    "names",
+    "population",
+    "resolve",
+]

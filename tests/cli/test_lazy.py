@@ -1,0 +1,57 @@
+"""Commands are imported when asked for, so that accounting starts without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from quietgrad.cli import COMMANDS, main
+
+from .helpers import DELTA, NOISE, QUICK, run
+
+CALLS = [
+    ["epsilon", *NOISE, *QUICK, *DELTA],
+    ["calibrate", "--epsilon", "1", *QUICK, *DELTA],
+    ["tune-cost", *NOISE, *QUICK, *DELTA],
+    ["--help"],
+]
+
+
+def test_accounting_and_help_load_no_torch():
+    script = (
+        "import sys\n"
+        "from quietgrad.cli import main\n"
+        f"for call in {CALLS!r}:\n"
+        "    main(call, standalone_mode=False)\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'torch', 'matplotlib', 'sklearn'}, loaded\n"
+    )
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "Commands:" in process.stdout
+
+
+def test_the_module_can_be_run():
+    command = [sys.executable, "-m", "quietgrad.cli", "epsilon", "--help"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--noise-multiplier" in process.stdout
+
+
+def test_help_lists_every_command():
+    output = run("--help").output
+    for name, lazy in COMMANDS.items():
+        assert name in output
+        assert lazy.short_help in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_what_the_command_says(name):
+    command = main.get_command(None, name)
+    assert command.name == name
+    assert command.help.splitlines()[0] == COMMANDS[name].short_help
+
+
+def test_an_unknown_command_is_refused():
+    result = run("epsilom")
+    assert result.exit_code == 2
+    assert "No such command 'epsilom'" in result.output

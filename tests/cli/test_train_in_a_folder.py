@@ -1,0 +1,186 @@
+"""`quietgrad train --out DIR --resume`: what was begun goes on, and nothing is spent unseen."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from quietgrad.cli import main
+
+QUICK = ["--epochs", "2", "--seed", "0", "--no-baseline", "--json"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["train", "digits", *map(str, arguments)])
+
+
+def report(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["private"]
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def records(folder):
+    path = folder / "ledger.jsonl"
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
+def updates(folder):
+    path = folder / "checkpoint.pt"
+    return torch.load(path, weights_only=True)["steps_taken"] if path.exists() else 0
+
+
+def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    assert report("--out", out, *QUICK)["steps"] == 12
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "ledger.jsonl",
+        "checkpoint.pt",
+    }
+    assert records(out) == updates(out) == 12
+    config = json.loads((out / "config.json").read_text())
+    assert (config["recipe"], config["changes"]) == ("digits", {"epochs": 2})
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = report("--out", tmp_path, *QUICK)
+    again = report("--out", tmp_path, "--resume", *QUICK)
+    assert records(tmp_path) == 12
+    assert again["test_accuracy"] == first["test_accuracy"]
+    assert again["epsilon"] == first["epsilon"]
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path, monkeypatch):
+    whole = report("--out", tmp_path / "whole", *QUICK)
+    _interrupt_after(monkeypatch, 5)
+    stopped = run("--out", tmp_path / "parts", *QUICK)
+    monkeypatch.undo()
+    assert stopped.exit_code == 130
+    assert f"--out {tmp_path / 'parts'} --resume" in stopped.output
+    resumed = report("--out", tmp_path / "parts", "--resume", "--no-baseline", "--json")
+    ends = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
+    assert resumed["epsilon"] == whole["epsilon"]
+
+
+def _interrupt_after(monkeypatch, steps):
+    """Ctrl-C right after a checkpoint."""
+    from quietgrad.runs import Checkpointer
+
+    def save(self):
+        self.save()
+        if self._engine.steps_taken == steps:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpointer, "save_if_due", save)
+
+
+def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
+    result = run("--out", tmp_path / "new", "--resume", "--epochs", "1", "--no-baseline")
+    assert result.exit_code == 0
+    assert "Nothing to resume" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "holds a run already"),
+        (["--resume", "--epsilon", "5"], "begun with epsilon=None, not 5.0"),
+        (["--resume", "--epochs", "3"], "begun with epochs=2, not 3"),
+        (["--resume", "--seed", "1"], "begun with seed=0, not 1"),
+    ],
+)
+def test_a_run_is_neither_overwritten_nor_changed(tmp_path, arguments, message):
+    report("--out", tmp_path, *QUICK)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    result = run("--out", tmp_path, *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_resume_needs_a_folder():
+    result = run("--resume")
+    assert result.exit_code == 2
+    assert "--resume needs --out" in result.output
+
+
+def test_a_ledger_cut_in_half_goes_on_from_the_checkpoint(tmp_path):
+    report("--out", tmp_path, *QUICK)
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])
+    result = run("--out", tmp_path, "--resume", *QUICK)
+    assert result.exit_code == 0
+    assert "whole records were recovered" in result.stderr
+    assert json.loads(result.stdout)["private"]["ledger_steps"] == 12
+
+
+def test_an_edited_ledger_is_refused(tmp_path):
+    report("--out", tmp_path, *QUICK)
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"steps":1', '"steps":0', 1))
+    result = run("--out", tmp_path, "--resume", *QUICK)
+    assert result.exit_code == 2
+    assert "line 2, was altered" in result.output
+
+
+def test_shuffled_batches_show_both_epsilons(tmp_path):
+    result = run("--sampling", "shuffled", "--adjacency", "replace-one", "--epochs", "1")
+    assert result.exit_code == 0
+    assert "Poisson sampling would have spent" in result.output
+    assert "does not hold" in " ".join(result.output.split())
+
+
+def killed_at_random(out, moment, kills, options=()):
+    """Start or resume, kill -9 at a random moment, again and again; the counts after each."""
+    command = [sys.executable, "-m", "quietgrad.cli", "train", "digits", "--out", str(out)]
+    command += ["--resume", "--no-baseline", "--json", *options]
+    counts = []
+    for _ in range(kills):
+        before = records(out)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Starting takes far longer than a step: most kills should hit the training itself.
+        while process.poll() is None and records(out) == before:
+            time.sleep(0.002)
+        time.sleep(moment.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        counts.append((records(out), updates(out)))
+    return counts
+
+
+def check_kills(tmp_path, kills):
+    out = tmp_path / "run"
+    counts = killed_at_random(out, random.Random(0), kills)
+    for (ledger, in_weights), (ledger_before, _) in zip(counts, [(0, 0), *counts], strict=False):
+        assert ledger >= in_weights
+        assert ledger >= ledger_before
+    final = report("--out", out, "--resume", "--no-baseline", "--json")
+    assert final["ledger_steps"] == records(out) >= updates(out) == final["steps"]
+    assert final["epsilon"] <= 3.0
+    return counts
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_kill_minus_nine_leaves_a_ledger_that_covers_the_weights(tmp_path):
+    check_kills(tmp_path, kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_twenty_kills(tmp_path):
+    counts = check_kills(tmp_path, kills=20)
+    print(*counts)
+    assert any(ledger > in_weights for ledger, in_weights in counts)

@@ -55,7 +55,7 @@ def test_the_approximation_as_a_target_is_called_one():
 def test_shuffled_batches_need_more_noise():
     steps = ["--epochs", "1", *DELTA]
     poisson = run_json("calibrate", *TARGET, *SIZES, *steps)
-    shuffled = run_json("calibrate", *TARGET, *SIZES, *steps, "--sampler", "shuffled")
+    shuffled = run_json("calibrate", *TARGET, *SIZES, *steps, "--sampling", "shuffled")
     assert shuffled["adjacency"] == "replace-one"
     assert shuffled["noise_multiplier"] > 2 * poisson["noise_multiplier"]
 

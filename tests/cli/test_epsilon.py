@@ -17,7 +17,7 @@ from .helpers import (
 )
 
 REFERENCE = {"pld": 2.380, "rdp": 2.594, "gdp": 2.322}
-SHUFFLED = [*NOISE, *SIZES, "--epochs", "2", "--sampler", "shuffled"]
+SHUFFLED = [*NOISE, *SIZES, "--epochs", "2", "--sampling", "shuffled"]
 
 
 def test_json_is_the_whole_output_and_complete():
@@ -50,7 +50,7 @@ def test_the_table_has_every_accountant_and_what_it_is_worth(columns):
     # Bounds are rounded up (rdp is 2.59437), an approximation to the nearest.
     for expected in ("pld", "2.380", "rdp", "2.595", "gdp", "2.322", "upper bound, tight"):
         assert expected in result.output
-    assert "upper bound (Renyi)" in result.output
+    assert "upper bound (Rényi)" in result.output
     assert "approximation, NOT a guarantee: usually below" in text_of(result)
     line = "Poisson sampling at rate 0.00426667, adjacency add-remove-one, delta 1e-05"
     assert line in result.output
@@ -62,7 +62,7 @@ def test_accountants_can_be_chosen():
 
 
 def test_an_approximation_above_the_bound_is_not_called_below():
-    result = run("epsilon", *NOISE, "--sampler", "full-batch", "--steps", "9", *DELTA)
+    result = run("epsilon", *NOISE, "--sampling", "full-batch", "--steps", "9", *DELTA)
     assert "NOT a guarantee: here above the true value" in result.output
 
 
@@ -97,10 +97,10 @@ def test_delta_for_an_epsilon():
     [
         ([*SIZES, "--steps", "7"], {"kind": "poisson", "rate": 256 / 60000}, 7),
         ([*SIZES, "--epochs", "2"], {"kind": "poisson", "rate": 256 / 60000}, 2 * 234),
-        (["--sampler", "full-batch", "--steps", "7"], {"kind": "full-batch"}, 7),
-        (["--sampler", "full-batch", "--epochs", "7"], {"kind": "full-batch"}, 7),
+        (["--sampling", "full-batch", "--steps", "7"], {"kind": "full-batch"}, 7),
+        (["--sampling", "full-batch", "--epochs", "7"], {"kind": "full-batch"}, 7),
         (
-            [*SIZES, "--epochs", "2", "--sampler", "shuffled"],
+            [*SIZES, "--epochs", "2", "--sampling", "shuffled"],
             {"kind": "passes", "length": 235, "times": 1},
             2 * 235,
         ),
@@ -213,16 +213,16 @@ def test_no_warnings_from_libraries():
             "--largest-batch=0 is not valid",
         ),
         (
-            [*NOISE, *QUICK, *DELTA, "--sampler", "shuffled"],
-            "--sample-rate has no meaning for --sampler shuffled",
+            [*NOISE, *QUICK, *DELTA, "--sampling", "shuffled"],
+            "--sample-rate has no meaning for --sampling shuffled",
         ),
         (
-            [*NOISE, "--steps", "9", *DELTA, "--sampler", "shuffled"],
-            "--sampler shuffled needs --batch-size and --dataset-size",
+            [*NOISE, "--steps", "9", *DELTA, "--sampling", "shuffled"],
+            "--sampling shuffled needs --batch-size and --dataset-size",
         ),
         (
-            [*NOISE, *SIZES, "--steps", "9", *DELTA, "--sampler", "full-batch"],
-            "--batch-size has no meaning for --sampler full-batch",
+            [*NOISE, *SIZES, "--steps", "9", *DELTA, "--sampling", "full-batch"],
+            "--batch-size has no meaning for --sampling full-batch",
         ),
         (
             [*SHUFFLED, *DELTA, "--adjacency", "add-remove-one"],

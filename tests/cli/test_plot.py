@@ -48,7 +48,7 @@ def test_the_figure_has_labels_and_final_values(tmp_path, monkeypatch):
     assert pld.startswith("pld: ")
     assert float(pld.split()[1].strip(",")) == pytest.approx(exact, abs=0.001)
     assert pld.endswith("upper bound, tight")
-    assert rdp.endswith("upper bound (Renyi)")
+    assert rdp.endswith("upper bound (Rényi)")
     assert gdp.endswith("approximation, NOT a guarantee")
     assert [line.get_linestyle() for line in axes.get_lines()] == ["-", "-", "--"]
 
@@ -112,7 +112,7 @@ def test_drawing_leaves_pyplot_alone():
 
 def test_shuffled_batches_are_drawn(tmp_path):
     file = tmp_path / "curve.png"
-    options = [*SIZES, "--epochs", "2", "--sampler", "shuffled", "--plot", str(file)]
+    options = [*SIZES, "--epochs", "2", "--sampling", "shuffled", "--plot", str(file)]
     assert run("epsilon", *NOISE, *options, *DELTA).exit_code == 0
     assert file.exists()
 

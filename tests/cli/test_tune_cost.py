@@ -85,8 +85,8 @@ def test_noise_for_a_search():
         ([*NOISE, *QUICK, "--delta", "0"], "--delta=0.0 is not valid"),
         ([*NOISE, *QUICK], "Missing option '--delta'"),
         (
-            [*NOISE, *SIZES, "--epochs", "1", *DELTA, "--sampler", "shuffled"],
-            "--sampler shuffled: the cost of a search is known only for Poisson sampling",
+            [*NOISE, *SIZES, "--epochs", "1", *DELTA, "--sampling", "shuffled"],
+            "--sampling shuffled: the cost of a search is known only for Poisson sampling",
         ),
         (
             [*NOISE, *SIZES, "--epochs", "1", *DELTA, "--largest-batch", "400"],

@@ -42,7 +42,7 @@ def epsilon(
         sample_rate: probability with which each sample joins a step, under Poisson sampling.
         sampling: instead of `sample_rate`, how samples take part, such as `Passes(length=50)`.
         accountant: `pld` (tight) or `rdp`, which are upper bounds, or `gdp`, the central-limit
-            approximation of many papers, which is below the true value and not a guarantee.
+            approximation of many papers, which is no bound and usually below the true value.
         adjacency: which data sets must look alike; see `Adjacency`.
 
     Returns:

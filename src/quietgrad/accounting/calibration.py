@@ -38,7 +38,7 @@ def calibrate(
         sample_rate: probability with which each sample joins a step, under Poisson sampling.
         sampling: instead of `sample_rate`, how samples take part.
         accountant: which epsilon is the target's. `gdp` is no guarantee: the true epsilon of what
-            is calibrated by it is larger.
+            is calibrated by it is usually larger.
         adjacency: which data sets must look alike; see `Adjacency`.
         spent: what was done to the same data before; the target is for both together.
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 _LEAST_NOISE, _MOST_NOISE = 0.02, 1e6
 _TOLERANCE = 0.01  # how far below the target the answer may stay
 _RELATIVE_TOLERANCE = 1e-3  # the same in proportion, for small targets
-_MAX_CORRECTIONS = 20
+_MAX_CORRECTIONS = 6
+_NUDGE = 1.001
 
 Spent = Callable[[float], float]
 """Epsilon as a function of the noise multiplier alone."""
@@ -25,42 +26,56 @@ def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
     """
     slack = min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
     goal = target - slack / 2
-    sigma = _solve(coarse, goal)
+    sigma = _solve(coarse, goal, target)
     for _ in range(_MAX_CORRECTIONS):
         found = fine(sigma)
-        if target - slack <= found <= target:
+        if _is_close_enough(found, target, slack):
             return sigma
-        if found == 0 and target <= _TOLERANCE:
-            return sigma  # with enough noise delta alone covers the run: no value comes closer
+        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
         if not 0 < found < math.inf:
             break
-        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
         sigma *= (goal / found) ** (1 / _slope(coarse, sigma))
-    raise ValueError(f"epsilon={target!r} is not resolved: the nearest found is {found:g}")
+        if not _LEAST_NOISE < sigma < _MOST_NOISE:
+            break
+    root = _solve(fine, goal, target)  # slower, and does not run away
+    for sigma in (root, root * _NUDGE):  # on either side of it, where epsilon jumps to zero
+        if _is_close_enough(found := fine(sigma), target, slack):
+            return sigma
+    raise ValueError(
+        f"epsilon={target:g} is not resolved by this accountant: next to it is only {found:g};"
+        " take another epsilon or a larger delta"
+    )
 
 
-def _solve(spent: Spent, target: float) -> float:
-    """The noise multiplier that spends `target`, searched in logarithms of both."""
+def _is_close_enough(found: float, target: float, slack: float) -> bool:
+    if target - slack <= found <= target:
+        return True
+    # With enough noise delta alone covers the run: no value comes closer.
+    return found == 0 and target <= _TOLERANCE
+
+
+def _solve(spent: Spent, goal: float, target: float) -> float:
+    """The noise multiplier that spends `goal`, searched in logarithms of both."""
     from scipy.optimize import brentq  # slow to import: only when needed
 
     def excess(log_sigma: float) -> float:
         value = min(max(spent(math.exp(log_sigma)), 1e-300), 1e300)
-        return math.log(value / target)
+        return math.log(value / goal)
 
-    low, high = _bracket(spent, target)
+    low, high = _bracket(spent, goal, target)
     root: float = brentq(excess, math.log(low), math.log(high), xtol=1e-4)
     return math.exp(root)
 
 
-def _bracket(spent: Spent, target: float) -> tuple[float, float]:
-    """Two noise multipliers with the target between what they spend."""
+def _bracket(spent: Spent, goal: float, target: float) -> tuple[float, float]:
+    """Two noise multipliers with the goal between what they spend."""
     low = high = 1.0
     # Downwards in small steps: the less noise, the wider the distributions and the longer it takes.
-    while (most := spent(low)) < target:
+    while (most := spent(low)) < goal:
         if low < _LEAST_NOISE:
             raise ValueError(_too_large(target, low, most))
         low, high = low / 2, low
-    while (least := spent(high)) > target:
+    while (least := spent(high)) > goal:
         if high > _MOST_NOISE:
             raise ValueError(_too_small(target, high, least))
         low, high = high, high * 4
@@ -69,20 +84,20 @@ def _bracket(spent: Spent, target: float) -> tuple[float, float]:
 
 def _too_large(target: float, sigma: float, spent: float) -> str:
     return (
-        f"epsilon={target:.3g} cannot be reached: a noise multiplier as small as {sigma:.2g} spends"
-        f" only {spent:.6g}; take a smaller epsilon, or pass noise_multiplier instead of epsilon"
+        f"epsilon={target:g} cannot be reached: a noise multiplier as small as {sigma:.2g} spends"
+        f" only {spent:.6g}; take a smaller epsilon, or state the noise multiplier itself"
     )
 
 
 def _too_small(target: float, sigma: float, spent: float) -> str:
     if math.isinf(spent):
         return (
-            f"epsilon={target:.3g} cannot be reached with any noise: delta is below what the"
+            f"epsilon={target:g} cannot be reached with any noise: delta is below what the"
             " accountant resolves (about 1e-13), or below what a largest batch costs by itself;"
             " expected a larger delta, or a larger largest batch"
         )
     return (
-        f"epsilon={target:.3g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
+        f"epsilon={target:g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
         f" {spent:.3g}; take a larger epsilon or delta, fewer steps or a smaller sample rate"
     )
 

@@ -7,7 +7,7 @@ can be smaller, and so is its cost.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ from quietgrad._checks import (
     require_number,
     require_positive,
 )
+from quietgrad.accounting.accountants.quiet import quiet_absl
 from quietgrad.accounting.adjacency import ADD_REMOVE
 from quietgrad.accounting.budget import planned_event, profile
 from quietgrad.accounting.events import GaussianEvent
@@ -29,7 +30,7 @@ from quietgrad.accounting.releases import Releases, releases
 from quietgrad.accounting.search import smallest_noise
 
 RunsDistribution = Literal["poisson", "geometric", "logarithmic"]
-"""How the number of runs is drawn; the more it varies, the cheaper the search."""
+"""How the number of runs is drawn."""
 
 # As dp-accounting names them: the shape of a truncated negative binomial distribution.
 _SHAPES: dict[RunsDistribution, float] = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
@@ -89,8 +90,8 @@ def tuned(
     Args:
         mean_runs: expected number of runs, at least 1.
         delta: the probability with which the bound may fail, in (0, 1).
-        distribution: of the number of runs: `logarithmic` is the cheapest for the same mean and
-            the most spread out, then `geometric`, then `poisson`.
+        distribution: of the number of runs. The more spread out, the cheaper, for means of a few
+            runs and more: `logarithmic`, then `geometric`, then `poisson`.
         noise_multiplier: of every run; gives the epsilon of the search.
         epsilon: target for the whole search; gives the noise multiplier.
         steps: of every run.
@@ -129,21 +130,27 @@ class _Runs:
     def of(self, run: tuple[GaussianEvent, ...]) -> TunedSearch:
         return TunedSearch(
             epsilon=self.epsilon(run),
-            single_run_epsilon=profile(run, accountant="rdp").epsilon(self.delta),
+            single_run_epsilon=self.single_epsilon(run),
             delta=self.delta,
             mean_runs=self.mean,
             distribution=self.distribution,
         )
 
-    def epsilon(self, run: Iterable[GaussianEvent]) -> float:
+    def epsilon(self, run: Sequence[GaussianEvent]) -> float:
         """Of all runs together (Papernot and Steinke 2021, Theorems 2 and 6)."""
         from dp_accounting.dp_event import RepeatAndSelectDpEvent  # slow: only when needed
         from dp_accounting.rdp import RdpAccountant
 
         one = _dp_event(releases(run, ADD_REMOVE))
         accountant = RdpAccountant()
-        accountant.compose(RepeatAndSelectDpEvent(one, self.mean, _SHAPES[self.distribution]))
-        return float(accountant.get_epsilon(self.delta))
+        with quiet_absl():
+            accountant.compose(RepeatAndSelectDpEvent(one, self.mean, _SHAPES[self.distribution]))
+        # dp-accounting takes a divergence that rounding made negative for perfect privacy.
+        return max(float(accountant.get_epsilon(self.delta)), self.single_epsilon(run))
+
+    def single_epsilon(self, run: Iterable[GaussianEvent]) -> float:
+        """Of one run."""
+        return profile(run, accountant="rdp").epsilon(self.delta)
 
 
 def _require_one_of(**given: object) -> None:

@@ -24,7 +24,7 @@ from quietgrad.cli.spent import Question, question, spent
       quietgrad epsilon --noise-multiplier 1.1 --delta 1e-5 \\
           --sample-rate 0.01 --steps 5000
       quietgrad epsilon --noise-multiplier 1.1 --delta 1e-5 \\
-          --batch-size 256 --dataset-size 60000 --epochs 15 --sampler shuffled
+          --batch-size 256 --dataset-size 60000 --epochs 15 --sampling shuffled
     """
 )
 @noise_option(required=True)

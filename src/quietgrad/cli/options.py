@@ -80,7 +80,8 @@ def _sampling_options(command: Command) -> Command:
             help="Instead of --steps: E passes of N/B steps.",
         ),
         click.option(
-            "--sampler",
+            "--sampling",
+            "sampler",
             type=click.Choice(SAMPLERS),
             default="poisson",
             show_default=True,

@@ -1,7 +1,7 @@
 """How samples take part and for how many steps, understood from options."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quietgrad._checks import require_count, require_rate
@@ -13,6 +13,7 @@ from quietgrad.accounting import (
     Passes,
     Poisson,
     TruncatedPoisson,
+    as_if_poisson,
 )
 from quietgrad.accounting.adjacency import ADD_REMOVE, REPLACE
 from quietgrad.accounting.participation import to_dict
@@ -62,8 +63,8 @@ class Plan:
         """For shuffled batches, the run that they are often taken for; None for others."""
         if not isinstance(self.sampling, Passes):
             return None
-        batch, samples = _sizes(self.given)
-        return Plan(self.given, Poisson(batch / samples), self.steps, self.adjacency)
+        (pretended,) = as_if_poisson([self.event(1.0)])
+        return replace(self, sampling=pretended.sampling)
 
     def as_dict(self) -> dict[str, Any]:
         """As understood, for `--json`."""
@@ -102,7 +103,8 @@ def _poisson(given: Given) -> Poisson | TruncatedPoisson:
         raise ValueError("--largest-batch needs --dataset-size")
     largest = require_count("--largest-batch", given.largest_batch, at_least=1)
     samples = require_count("--dataset-size", given.dataset_size, at_least=1)
-    return TruncatedPoisson(_rate(given), largest, samples)
+    # The larger of two neighbouring data sets has one sample more, as the sampler itself has it.
+    return TruncatedPoisson(_rate(given), largest, samples + 1)
 
 
 def _rate(given: Given) -> float:
@@ -132,7 +134,7 @@ def _sizes(given: Given) -> tuple[int, int]:
 
 def _missing_sizes(given: Given) -> str:
     if given.sampler == "shuffled":
-        return "--sampler shuffled needs --batch-size and --dataset-size"
+        return "--sampling shuffled needs --batch-size and --dataset-size"
     if given.batch_size is not None:
         return "--batch-size needs --dataset-size: the rate is one over the other"
     return "the sampling is not stated: give --sample-rate, or --batch-size and --dataset-size"
@@ -166,4 +168,6 @@ def _refuse_unused(given: Given, *names: str) -> None:
     for name in names:
         if getattr(given, name) is not None:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} has no meaning for --sampler {given.sampler}: leave it out")
+            raise ValueError(
+                f"{option} has no meaning for --sampling {given.sampler}: leave it out"
+            )

@@ -36,9 +36,9 @@ class Comparison:
         assumed = accounting.as_if_poisson(events)
         if list(events) == assumed:
             return None
-        return accounting.profile(assumed, accountant=self.recipe.accountant).epsilon(
-            self.recipe.delta
-        )
+        return accounting.profile(
+            assumed, accountant=self.recipe.accountant, adjacency=self.engine.ledger.adjacency
+        ).epsilon(self.recipe.delta)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
@@ -93,9 +93,8 @@ class Comparison:
             )
         if self.epsilon_if_poisson is not None:
             found.append(
-                f"Poisson sampling would have spent {printed(self.epsilon_if_poisson)}"
-                " (add-remove-one). Tools that assume it report that figure: it does not hold for"
-                " these batches."
+                f"Poisson sampling would have spent {printed(self.epsilon_if_poisson)}. That"
+                " figure, though often reported for such batches, does not hold for them."
             )
         if self.seed is not None:
             found.append("Seeded: the noise can be recomputed, so this run protects nobody.")

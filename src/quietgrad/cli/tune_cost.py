@@ -82,7 +82,7 @@ def tune_cost(
 
 def _require_known(plan: Plan) -> None:
     if not isinstance(plan.sampling, accounting.Poisson | accounting.FullBatch):
-        option = "--largest-batch" if plan.given.largest_batch else "--sampler shuffled"
+        option = "--largest-batch" if plan.given.largest_batch else "--sampling shuffled"
         raise ValueError(
             f"{option}: the cost of a search is known only for Poisson sampling and full batches"
         )

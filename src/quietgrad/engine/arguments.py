@@ -41,8 +41,8 @@ def checked_accountant(name: str) -> str:
     """A known accountant, with a warning if its epsilon is not a bound."""
     if not accountants.resolve(name).is_guarantee:
         warnings.warn(
-            f"accountant={name!r} is an approximation, not a guarantee: the true epsilon is larger "
-            "than what it says. Use 'pld' for a bound.",
+            f"accountant={name!r} is an approximation, not a guarantee: the true epsilon is "
+            "usually larger than what it says. Use 'pld' for a bound.",
             stacklevel=_CALLER - 1,
         )
     return name

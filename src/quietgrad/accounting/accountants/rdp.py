@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quietgrad.accounting.accountants.contract import Precision
+from quietgrad.accounting.accountants.quiet import quiet_absl
 from quietgrad.accounting.accountants.rounding import merge_similar
 from quietgrad.accounting.accountants.substitution import Vector, sampled_substitution_rdp
 from quietgrad.accounting.adjacency import REPLACE, Adjacency
@@ -117,10 +118,12 @@ def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: V
         # Its Renyi accountant takes, for replace-one, the noise over the distance between two
         # neighbouring sums: twice one sample's largest gradient.
         accountant = Readable(orders, NeighboringRelation.REPLACE_ONE)
-        accountant.compose(GaussianDpEvent(sigma / 2))
+        event = GaussianDpEvent(sigma / 2)
     else:
         accountant = Readable(orders, NeighboringRelation.ADD_OR_REMOVE_ONE)
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)))
+        event = PoissonSampledDpEvent(rate, GaussianDpEvent(sigma))
+    with quiet_absl():
+        accountant.compose(event)
     return np.asarray(accountant.divergences, dtype=np.float64)
 
 

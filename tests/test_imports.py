@@ -120,7 +120,8 @@ def test_accounting_runs_without_torch():
     statement = EMPTY_PACKAGE + (
         "from quietgrad import accounting\n"
         "accounting.epsilon(noise_multiplier=1.0, sample_rate=0.5, steps=2, delta=1e-5)\n"
-        "accounting.Ledger().record(noise_multiplier=1.0, sample_rate=0.5)"
+        "event = accounting.GaussianEvent(1.0, accounting.Poisson(0.5))\n"
+        "accounting.Ledger().record(event)"
     )
     assert "torch" not in {name.split(".")[0] for name in modules_after(statement)}
 

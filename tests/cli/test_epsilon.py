@@ -111,7 +111,7 @@ def test_delta_for_an_epsilon():
         ),
         (
             "--sample-rate 0.1 --dataset-size 50 --largest-batch 9 --steps 7".split(),
-            {"kind": "truncated-poisson", "rate": 0.1, "largest": 9, "population": 50},
+            {"kind": "truncated-poisson", "rate": 0.1, "largest": 9, "population": 51},
             7,
         ),
     ],

@@ -1,5 +1,7 @@
 """Several phases, several engines, schedules and samplers: one ledger that covers them all."""
 
+import copy
+
 import pytest
 import torch
 
@@ -80,6 +82,41 @@ def test_the_schedule_scales_the_noise_that_is_added():
         train(engine, model, steps=1)
         moves[factor] = flat(model) - before
     assert torch.allclose(moves[3.0], 3 * moves[1.0], rtol=0.2)
+
+
+def test_a_schedule_that_changes_its_mind_is_held_to_its_first_answer():
+    answers = iter([4.0] * 6 + [0.01] * 100)
+    model = mlp()
+    engine = attach(model, epsilon=2.0, epochs=2, noise_schedule=lambda step: next(answers))
+    train(engine, model, steps=6)
+    assert engine.epsilon() <= 2.0
+
+
+def test_without_a_plan_the_noise_added_is_the_noise_recorded(monkeypatch):
+    answers = iter([1.0, 5.0, 9.0, 13.0])
+    model = mlp()
+    engine = attach(model, noise_schedule=lambda step: next(answers))
+    added = []
+    sample = engine._noise.sample
+    monkeypatch.setattr(
+        engine._noise, "sample", lambda like, std: added.append(std) or sample(like, std)
+    )
+    train(engine, model, steps=1)
+    (event,) = engine.ledger.events
+    assert set(added) == {event.noise_multiplier * engine.sensitivity}
+
+
+def test_repeated_steps_of_a_schedule_cannot_exceed_the_target():
+    """The quiet steps come first, and are repeated by loading the state before them."""
+    model = mlp()
+    quiet_first = {"noise_schedule": lambda step: 1.0 if step < 3 else 10.0}
+    engine = attach(model, epsilon=2.0, epochs=2, seed=None, **quiet_first)
+    state = copy.deepcopy(engine.state_dict())
+    train(engine, model, steps=3)
+    engine.load_state_dict(state)
+    with pytest.raises(BudgetExhaustedError):
+        train(engine, model, steps=3)
+    assert engine.epsilon() <= 2.0
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), "1"])

@@ -51,6 +51,9 @@ class Budget:
         self._planned_steps = planned_steps
         self._target = None if epsilon is None else require_positive("epsilon", epsilon)
         self._schedule = schedule
+        # Asked once for every planned step: a function that answers differently the next time must
+        # not make the noise another than the one that was planned.
+        self._factors = tuple(self._asked(step) for step in range(planned_steps or 0))
         self._noise_multiplier = (
             None
             if noise_multiplier is None
@@ -58,7 +61,7 @@ class Budget:
         )
         self._recorded = 0
         self._ledger_steps = ledger.steps
-        self._is_shared = False
+        self._is_off_plan = False
         self._pass_number: int | None = None
         self._noise_in_pass: set[float] = set()
         if not ledger.events:
@@ -77,10 +80,6 @@ class Budget:
         """How many steps there are to be; None without a plan."""
         return self._planned_steps
 
-    def noise_multiplier_at(self, step: int) -> float:
-        """Of this step, counted from 0."""
-        return self.noise_multiplier * self._factor(step)
-
     def require_room(self, step: int, *, pass_number: int | None = None) -> None:
         """Refuse a step that would spend more than the target.
 
@@ -98,15 +97,19 @@ class Budget:
                 f"than the target epsilon={self._target:g}. Plan for more with a larger epochs=, "
                 "or pass noise_multiplier= to train without a target."
             )
-        # Counting one's own steps is enough, unless others record in the same ledger, or a pass
-        # that was broken off is begun again.
-        self._is_shared |= self._ledger.steps != self._ledger_steps
+        # Counting one's own steps is enough, unless others record in the same ledger, a pass that
+        # was broken off is begun again, or steps of a schedule are repeated.
+        self._is_off_plan |= self._ledger.steps != self._ledger_steps
         begins_pass = isinstance(self._sampling, Passes) and pass_number != self._pass_number
-        if self._is_shared or (begins_pass and pass_number is not None):
+        if self._is_off_plan or (begins_pass and pass_number is not None):
             self._require_room_for(self._event(step, pass_number))
 
-    def record(self, step: int, *, pass_number: int) -> None:
-        """Write the step down; after this it counts as released."""
+    def record(self, step: int, *, pass_number: int) -> float:
+        """Write the step down; after this it counts as released.
+
+        Returns:
+            The noise multiplier that was recorded, and must be used.
+        """
         event = self._event(step, pass_number)
         self._ledger.record(event)
         if self._pass_number != pass_number:
@@ -114,6 +117,7 @@ class Budget:
         self._noise_in_pass.add(event.noise_multiplier)
         self._recorded += 1
         self._ledger_steps = self._ledger.steps
+        return event.noise_multiplier
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; the ledger is saved apart."""
@@ -135,12 +139,13 @@ class Budget:
         self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
         self._recorded = state["recorded"] + lost
         self._ledger_steps = self._ledger.steps
+        self._is_off_plan |= lost > 0 and self._schedule is not None
         if same_pass and not lost:
             self._pass_number = state["pass_number"]
             self._noise_in_pass = set(state["noise_in_pass"])
 
     def _event(self, step: int, pass_number: int | None) -> GaussianEvent:
-        sigma = self.noise_multiplier_at(step)
+        sigma = self.noise_multiplier * self._factor(step)
         # A sample takes part in one step of a pass, and it may be any: a pass counts once for each
         # noise that occurs in it.
         known = pass_number == self._pass_number and sigma in self._noise_in_pass
@@ -148,6 +153,9 @@ class Budget:
         return GaussianEvent(sigma, self._sampling, 1, passes=int(begins))
 
     def _factor(self, step: int) -> float:
+        return self._factors[step] if step < len(self._factors) else self._asked(step)
+
+    def _asked(self, step: int) -> float:
         if self._schedule is None:
             return 1.0
         return require_positive(f"noise_schedule({step})", self._schedule(step))
@@ -155,7 +163,7 @@ class Budget:
     def _calibrated(self) -> float:
         assert self._planned_steps is not None
         assert self._target is not None
-        factors = Counter(self._factor(step) for step in range(self._planned_steps))
+        factors = Counter(self._factors)
         return accounting.calibrate_plan(
             lambda sigma: [
                 GaussianEvent(sigma * factor, self._sampling, steps)

@@ -204,10 +204,10 @@ class PrivacyEngine:
         self._capture.check_trainable_set()
         self._require_same_parameters()
         # First the ledger, then the update: a crash in between overstates what was spent.
-        self._budget.record(self._steps_taken, pass_number=self._batch.pass_number)
+        sigma = self._budget.record(self._steps_taken, pass_number=self._batch.pass_number)
         self._stepping = True
         try:
-            self._write_private_gradients()
+            self._write_private_gradients(sigma * self.sensitivity)
             self._optimizer.step()
             self._steps_taken += 1
             self._last_batch = self._batch
@@ -404,8 +404,7 @@ class PrivacyEngine:
             known = self._sums.get(name)
             self._sums[name] = total if known is None else known.add_(total)
 
-    def _write_private_gradients(self) -> None:
-        std = self._budget.noise_multiplier_at(self._steps_taken) * self.sensitivity
+    def _write_private_gradients(self, std: float) -> None:
         self._noise.begin_step(self._steps_taken)
         for name, parameter in self._capture.parameters.trainable().items():
             gradient = self._noise.sample(parameter, std)

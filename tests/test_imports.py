@@ -15,16 +15,17 @@ PACKAGE = Path(quietgrad.__file__).parent
 # What each part may import, besides itself. A new part takes its place here.
 MAY_IMPORT = {
     "_checks": set(),
+    "_names": set(),
     "_version": set(),
     "errors": set(),
     "factors": set(),
     "strategies": {"factors"},
     "capture": {"errors", "factors"},
-    "clipping": set(),
-    "grouping": {"clipping"},
+    "clipping": {"_names"},
+    "grouping": {"_names", "clipping"},
     "noise": {"_checks"},
-    "accounting": {"_checks", "_version", "errors"},
-    "sampling": {"_checks", "accounting", "errors"},
+    "accounting": {"_checks", "_names", "_version", "errors"},
+    "sampling": {"_checks", "_names", "accounting", "errors"},
     "progress": {"errors"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }

@@ -48,13 +48,13 @@ def test_an_own_sampler_is_taken_as_it_is():
     [("possion", "poisson"), ("Shuffle", "shuffled"), ("fullbatch", "full-batch")],
 )
 def test_unknown_names_show_the_nearest(name, near):
-    with pytest.raises(ValueError, match=f"unknown sampler '{name}'. Did you mean '{near}'"):
+    with pytest.raises(ValueError, match=f"unknown sampling '{name}'. Did you mean '{near}'"):
         resolve(name)
 
 
 def test_names_like_no_other():
-    known = "Known: poisson, shuffled, full-batch"
-    with pytest.raises(ValueError, match=rf"^unknown sampler 'xyz'\. {known}$"):
+    known = "Known: poisson, shuffled, full-batch, and .poisson:320. for a largest batch"
+    with pytest.raises(ValueError, match=rf"^unknown sampling 'xyz'\. {known}$"):
         resolve("xyz")
 
 

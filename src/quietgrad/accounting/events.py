@@ -74,14 +74,14 @@ class GaussianEvent:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "GaussianEvent":
         """What `to_dict` wrote; ValueError if it did not write this."""
-        fields = dict(data)
-        if fields.pop("mechanism", None) != cls.mechanism:
-            raise ValueError(f"unknown mechanism in {dict(data)!r}: expected {cls.mechanism!r}")
         try:
+            fields = dict(data)
+            if fields.pop("mechanism", None) != cls.mechanism:
+                raise ValueError(f"unknown mechanism in {data!r}: expected {cls.mechanism!r}")
             sampling = participation.from_dict(fields.pop("sampling"))
             return cls(sampling=sampling, **fields)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"not an event: {dict(data)!r}") from error
+            raise ValueError(f"not an event: {data!r}") from error
 
     @property
     def _passes(self) -> int:

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,9 +44,14 @@ class LedgerFile:
     def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "LedgerFile":
         """Open for appending; make the file if there is none. See `Ledger.open`."""
         path = Path(path)
-        if not path.exists():
-            _create(path, adjacency or ADD_REMOVE)
-        stream = path.open("r+b")
+        try:
+            if not path.exists():
+                _create(path, adjacency or ADD_REMOVE)
+            stream = path.open("r+b")
+        except OSError as error:
+            raise LedgerError(
+                f"{path} cannot be opened ({error}): expected a ledger, or a place for a new one"
+            ) from error
         try:
             _lock(stream, path)
             content = _read(stream.read(), path)
@@ -85,7 +91,8 @@ class LedgerFile:
             self._stream.write(line)
             _flush(self._stream)
         except OSError as error:
-            self.close()
+            with suppress(OSError):  # it tries to write once more
+                self.close()
             raise LedgerError(
                 f"{self._path} cannot be written ({error}), so nothing was released. Make room or"
                 " repair the disk, then resume from the last checkpoint"
@@ -96,6 +103,7 @@ class LedgerFile:
         """Let go of the file and its lock."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
+            _unlock(stream)
             stream.close()
 
 
@@ -121,18 +129,23 @@ def _create(path: Path, adjacency: Adjacency) -> None:
     line, _ = _chained(header, "")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")
-    with temporary.open("xb") as stream:
-        stream.write(line)
-        _flush(stream)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(line)
+            _flush(stream)
+        _publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def _publish(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)  # unlike a rename, never replaces a ledger made meanwhile
     except FileExistsError:
         pass
     except OSError:  # a file system without links
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _flush_folder(path.parent)
 
 
 def _read(data: bytes, path: Path) -> _Content:
@@ -179,13 +192,14 @@ def _digest(content: Mapping[str, Any], before: str) -> str:
 def _verified(line: bytes, before: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
     try:
         content = json.loads(line)
-        found = content.pop("hash")
-        expected = _digest(content, before)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        del content["hash"]
+        written, digest = _chained(content, before)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise LedgerError(_altered(path, number, "it is not a record")) from error
-    if found != expected:
+    # Byte for byte: there is more than one way to spell the same number.
+    if line + b"\n" != written:
         raise LedgerError(_altered(path, number, "its hash does not match"))
-    return content, expected
+    return content, digest
 
 
 def _event(content: Mapping[str, Any], path: Path, number: int) -> GaussianEvent:
@@ -212,6 +226,12 @@ def _lock(stream: BinaryIO, path: Path) -> None:
             f"{path} is in use by another process: wait until it has ended, or give this run a"
             " ledger of its own"
         ) from error
+
+
+def _unlock(stream: BinaryIO) -> None:
+    """At once, even if a process forked meanwhile still has the file open."""
+    if sys.platform != "win32":
+        fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
 
 
 def _flush(stream: BinaryIO) -> None:

@@ -3,7 +3,6 @@
 These say what was done. `quietgrad.sampling` has the samplers that do it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -73,7 +72,7 @@ class Passes:
 
     def count(self, steps: int) -> int:
         """The fewest passes that have this many steps."""
-        return math.ceil(steps / self.length)
+        return -(-steps // self.length)
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def from_dict(data: Mapping[str, Any]) -> Participation:
     """What `to_dict` wrote; ValueError if it did not write this."""
     fields = dict(data)
     kind = fields.pop("kind", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"unknown kind of sampling {kind!r}: expected one of {', '.join(_KINDS)}")
     try:
         return _KINDS[kind](**fields)

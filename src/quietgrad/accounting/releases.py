@@ -14,6 +14,8 @@ from quietgrad.accounting.participation import (
     TruncatedPoisson,
 )
 
+_MOST_NOISE = 1e9  # more of it only leaves the range of floats: counted as this much
+
 
 @dataclass(frozen=True)
 class Release:
@@ -57,13 +59,14 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency) -> Releases:
 
 
 def _release(event: GaussianEvent) -> Release:
+    sigma = min(event.noise_multiplier, _MOST_NOISE)
     match event.sampling:
         case Poisson(rate):
-            return Release(event.noise_multiplier, rate)
+            return Release(sigma, rate)
         case TruncatedPoisson(rate) as truncation:
-            return Release(event.noise_multiplier, rate, truncation)
+            return Release(sigma, rate, truncation)
         case Passes() | FullBatch():
-            return Release(event.noise_multiplier)
+            return Release(sigma)
 
 
 def _count(event: GaussianEvent) -> int:

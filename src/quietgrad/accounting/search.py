@@ -34,7 +34,7 @@ def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
         # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
         if not 0 < found < math.inf:
             break
-        sigma *= (goal / found) ** (1 / _slope(coarse, sigma))
+        sigma *= math.exp(min(math.log(goal / found) / _slope(coarse, sigma), 100.0))
         if not _LEAST_NOISE < sigma < _MOST_NOISE:
             break
     root = _solve(fine, goal, target)  # slower, and does not run away
@@ -93,8 +93,8 @@ def _too_small(target: float, sigma: float, spent: float) -> str:
     if math.isinf(spent):
         return (
             f"epsilon={target:g} cannot be reached with any noise: delta is below what the"
-            " accountant resolves (about 1e-13), or below what a largest batch costs by itself;"
-            " expected a larger delta, or a larger largest batch"
+            " accountant resolves (pld: 1e-15 a step), or below what a largest batch costs by"
+            " itself; expected a larger delta, or a larger largest batch"
         )
     return (
         f"epsilon={target:g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"

@@ -188,7 +188,6 @@ def _logarithmic_parameter(mean: float) -> float:
         return 0.0
 
     def excess(log_odds: float) -> float:
-        gamma = math.exp(-log_odds)  # 1 - p
-        return (1 / gamma - 1) / log_odds - mean
+        return math.expm1(log_odds) / log_odds - mean  # 1 - p is e^(-log_odds)
 
-    return -math.expm1(-float(brentq(excess, 1e-12, 700.0)))
+    return -math.expm1(-float(brentq(excess, 1e-300, 700.0)))

@@ -1,11 +1,11 @@
 """Clipping functions by name, and the gate every one of them passes."""
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 
 from torch import Tensor
 
+from quietgrad._names import described, unknown_name
 from quietgrad.clipping.contract import Clipping, WeightFunction
 from quietgrad.clipping.functions import PSAC, Abadi, AutoS, AutoV, Global, Reparam
 from quietgrad.clipping.verification import verify
@@ -21,13 +21,14 @@ _REGISTRY: dict[str, Clipping] = {
 
 
 @dataclass(frozen=True)
-class _Registered(Clipping):
+class Registered(Clipping):
     """A user's plain function as a Clipping, with the radius as its bound."""
 
     name: str
     function: WeightFunction = field(repr=False)
 
     def weights(self, norms: Tensor, radius: float) -> Tensor:
+        """What the function says."""
         return self.function(norms, radius)
 
 
@@ -47,11 +48,11 @@ def resolve(spec: str | Clipping) -> Clipping:
     """
     if isinstance(spec, str):
         if spec not in _REGISTRY:
-            raise ValueError(_unknown(spec))
+            raise unknown_name("clipping", spec, names())
         spec = _REGISTRY[spec]
     if not isinstance(spec, Clipping):
         raise TypeError(
-            f"clipping must be a name or a Clipping instance, got {_describe(spec)};"
+            f"clipping must be a name or a Clipping instance, got {described(spec)};"
             " a plain function gets a name with quietgrad.clipping.register"
         )
     _require_frozen(spec)
@@ -75,9 +76,9 @@ def register(name: str, clipping: WeightFunction | Clipping) -> None:
     if isinstance(clipping, type) or not (isinstance(clipping, Clipping) or callable(clipping)):
         raise TypeError(
             f"register takes a function (norms, radius) -> weights or a Clipping instance,"
-            f" got {_describe(clipping)}"
+            f" got {described(clipping)}"
         )
-    entry = clipping if isinstance(clipping, Clipping) else _Registered(name, clipping)
+    entry = clipping if isinstance(clipping, Clipping) else Registered(name, clipping)
     _REGISTRY[name] = resolve(entry)
 
 
@@ -101,13 +102,3 @@ def _require_frozen(clipping: Clipping) -> None:
         hash(clipping)
     except TypeError as error:
         raise TypeError(f"the fields of {kind.__name__} must be hashable: {error}") from error
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name.lower(), names(), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown clipping {name!r}.{hint} Known: {', '.join(names())}"
-
-
-def _describe(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -1,11 +1,11 @@
 """Groupings by name, and the gate from a specification to validated groups."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from math import hypot, isclose
 
 from torch import nn
 
+from quietgrad._names import described, unknown_name
 from quietgrad.grouping.block_styles import BlockWise, Uniform
 from quietgrad.grouping.contract import Group, Grouping
 from quietgrad.grouping.styles import AllLayer, LayerWise, ParamWise, TypeWise
@@ -40,7 +40,7 @@ def resolve(
     if isinstance(spec, str):
         return _resolve_name(spec, model, 1.0 if radius is None else radius)
     if not isinstance(spec, Grouping):
-        raise TypeError(f"grouping must be a name or a Grouping instance, got {_describe(spec)}")
+        raise TypeError(f"grouping must be a name or a Grouping instance, got {described(spec)}")
     if radius is not None:
         raise ValueError(
             f"the radius is given twice: {type(spec).__name__} has radius={spec.radius:g}, and"
@@ -85,13 +85,5 @@ def _factory(name: str) -> Factory:
     style, _, count = name.partition(":")
     if style == _UNIFORM and count.isdecimal():
         return lambda radius: Uniform(int(count), radius=radius)
-    near = get_close_matches(name.lower(), names(), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"unknown grouping {name!r}.{hint} Known: {', '.join(names())}, and 'uniform:4'"
-        " for four groups (any number)"
-    )
-
-
-def _describe(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    more = ", and 'uniform:4' for four groups (any number)"
+    raise unknown_name("grouping", name, names(), more)

@@ -1,8 +1,8 @@
 """Recipes by name. To add one: a module with a function of its own name, and a name here."""
 
-from difflib import get_close_matches
 from importlib import import_module
 
+from quietgrad._names import unknown_name
 from quietgrad.recipes.recipe import Recipe
 
 _NAMES = ("digits",)
@@ -16,9 +16,7 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Recipe:
     """The recipe of this name; ValueError, with the nearest names, if there is none."""
     if name not in _NAMES:
-        near = get_close_matches(name.lower(), _NAMES, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"unknown recipe {name!r}.{hint} Known: {', '.join(_NAMES)}")
+        raise unknown_name("recipe", name, _NAMES)
     module = import_module(f"quietgrad.recipes.{name}")
     recipe = getattr(module, name)()
     assert isinstance(recipe, Recipe)

@@ -1,8 +1,8 @@
 """Samplers by name."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
+from quietgrad._names import described, unknown_name
 from quietgrad.sampling.draws import Sampler
 from quietgrad.sampling.full_batch import FullBatchSampler
 from quietgrad.sampling.poisson import PoissonSampler
@@ -34,8 +34,8 @@ def resolve(spec: str | Sampler) -> Sampler:
     # A class has the methods of its instances, so it would pass for one.
     if isinstance(spec, type) or not isinstance(spec, Sampler):
         raise TypeError(
-            f"sampler must be a name ({', '.join(names())}) or a Sampler instance, got"
-            f" {_describe(spec)}; a sampler of your own must be passed as"
+            f"sampling must be a name ({', '.join(names())}) or a Sampler instance, got"
+            f" {described(spec)}; a sampler of your own must be passed as"
             " quietgrad.sampling.OwnSampler(sampler, accounted_as=...), since the library cannot"
             " know how to account for it"
         )
@@ -45,7 +45,7 @@ def resolve(spec: str | Sampler) -> Sampler:
 def _by_name(spec: str) -> Sampler:
     name, colon, option = spec.partition(":")
     if name not in _REGISTRY:
-        raise ValueError(_unknown(name))
+        raise unknown_name("sampling", name, names(), ", and 'poisson:320' for a largest batch")
     if not colon:
         return _REGISTRY[name]()
     if name != "poisson":
@@ -56,13 +56,3 @@ def _by_name(spec: str) -> Sampler:
             " example 'poisson:320'"
         )
     return PoissonSampler(largest=int(option))
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name.lower(), names(), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown sampler {name!r}.{hint} Known: {', '.join(names())}"
-
-
-def _describe(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -15,13 +15,15 @@ from quietgrad.accounting.accountants.contract import Precision
 from quietgrad.accounting.accountants.quiet import quiet_absl
 from quietgrad.accounting.accountants.rounding import merge_similar
 from quietgrad.accounting.accountants.substitution import Vector, sampled_substitution_rdp
-from quietgrad.accounting.adjacency import REPLACE, Adjacency
+from quietgrad.accounting.adjacency import REPLACE, Adjacency, most_samples
 from quietgrad.accounting.releases import Release
 
 _LEAST_NOISE = 1e-3  # less of it spends an epsilon above 10^5: no need to resolve how much
 # Divergences next to zero come with rounding errors of either sign, and dp-accounting takes a
 # negative one for a proof of perfect privacy.
 _ROUNDING = 1e-14
+_MOST_ROUNDS = 1000
+_STRIDE = 1 + 1e-9  # a little further than needed, so that rounds end
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RDP:
         for release, count in merge_similar(releases).items():
             single = _divergences(release, adjacency, orders)
             total += count * (np.maximum(single, 0.0) + _ROUNDING)
-            cuts += count * _chance_of_a_cut(release)
+            cuts += count * _chance_of_a_cut(release, adjacency)
         return RenyiProfile(orders, total, cuts)
 
 
@@ -74,10 +76,13 @@ class RenyiProfile:
 
     def epsilon(self, delta: float) -> float:
         """The smallest fixed point: a larger epsilon makes cuts cost more, which leaves less."""
-        value, before = self._uncut_epsilon(delta), -1.0
-        while self.cuts and before < value < math.inf:
-            before, value = value, self._uncut_epsilon(delta - self._extra_delta(value))
-        return value
+        value = self._uncut_epsilon(delta)
+        for _ in range(_MOST_ROUNDS):
+            needed = self._uncut_epsilon(delta - self._extra_delta(value))
+            if needed <= value:
+                return value
+            value = needed * _STRIDE
+        return math.inf  # next to where there is no fixed point any more
 
     def _uncut_epsilon(self, delta: float) -> float:
         if not self.divergences.any():
@@ -90,7 +95,9 @@ class RenyiProfile:
         return float(value)
 
     def _extra_delta(self, epsilon: float) -> float:
-        return self.cuts * (1 + math.exp(min(epsilon, 700.0)))
+        if self.cuts == 0:
+            return 0.0
+        return self.cuts * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
 
 
 def _divergences(release: Release, adjacency: Adjacency, orders: Vector) -> Vector:
@@ -127,11 +134,11 @@ def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: V
     return np.asarray(accountant.divergences, dtype=np.float64)
 
 
-def _chance_of_a_cut(release: Release) -> float:
-    """Probability that one draw exceeds the largest batch."""
+def _chance_of_a_cut(release: Release, adjacency: Adjacency) -> float:
+    """Probability that one draw exceeds the largest batch, on either of two neighbours."""
     if release.truncation is None:
         return 0.0
     from scipy.stats import binom  # slow to import: only when needed
 
     cut = release.truncation
-    return float(binom.sf(cut.largest, cut.population, cut.rate))
+    return float(binom.sf(cut.largest, most_samples(cut.population, adjacency), cut.rate))

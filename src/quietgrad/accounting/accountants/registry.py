@@ -1,7 +1,6 @@
 """Accountants by name. To add one: a file here, and one line below."""
 
-from difflib import get_close_matches
-
+from quietgrad._names import unknown_name
 from quietgrad.accounting.accountants.contract import Accountant
 from quietgrad.accounting.accountants.gdp import GDP
 from quietgrad.accounting.accountants.pld import PLD
@@ -23,6 +22,4 @@ def resolve(name: str) -> Accountant:
     """The accountant of this name; ValueError, with the nearest names, if there is none."""
     if name in _ACCOUNTANTS:
         return _ACCOUNTANTS[name]
-    near = get_close_matches(str(name).lower(), names(), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown accountant {name!r}.{hint} Known: {', '.join(names())}")
+    raise unknown_name("accountant", name, names())

@@ -29,8 +29,9 @@ def sampled_substitution_rdp(sigma: float, rate: float, orders: Vector) -> Vecto
 
 def _divergence(sigma: float, rate: float, order: float) -> float:
     spacing = min(sigma / 20, sigma**2 / 2)
-    # To the right of zero Q is at least (1-q) N(0), so the integrand has its peak below alpha.
-    low, high = -1 - _TAIL_DEVIATIONS * sigma, max(order, 1.0) + _TAIL_DEVIATIONS * sigma
+    # P is nearly N(1) where the integrand has its peak, and Q between N(-1), whose peak would be at
+    # 2 alpha - 1 (as it is for rates next to 1), and N(0), whose peak would be at alpha.
+    low, high = -1 - _TAIL_DEVIATIONS * sigma, 2 * order - 1 + _TAIL_DEVIATIONS * sigma
     points = math.ceil((high - low) / spacing)
     if points > _MOST_POINTS:
         return math.inf

@@ -15,6 +15,7 @@ PACKAGE = Path(quietgrad.__file__).parent
 # What each part may import, besides itself. A new part takes its place here.
 MAY_IMPORT = {
     "_checks": set(),
+    "_files": set(),
     "_names": set(),
     "_version": set(),
     "errors": set(),
@@ -31,7 +32,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
-MAY_IMPORT["runs"] = {"engine", "errors"}
+MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "errors"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}

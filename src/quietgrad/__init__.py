@@ -19,7 +19,7 @@ from quietgrad._version import __version__ as __version__
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
-    from quietgrad import accounting, clipping, grouping, sampling
+    from quietgrad import accounting, clipping, errors, grouping, sampling
     from quietgrad.capture import detach
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
@@ -32,12 +32,13 @@ __all__ = [
     "clipped_sum",
     "clipping",
     "detach",
+    "errors",
     "grouping",
     "per_sample_grads",
     "sampling",
 ]
 
-_MODULES = {"accounting", "clipping", "grouping", "sampling"}
+_MODULES = {"accounting", "clipping", "errors", "grouping", "sampling"}
 _HOMES = {
     "ClippedSum": "functional",
     "PrivacyEngine": "engine",

@@ -6,7 +6,6 @@ whose ledger covers every update in its weights.
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any
 
 import torch
 
+from quietgrad._files import replace_file
 from quietgrad.engine import PrivacyEngine
+from quietgrad.engine.state import read_state
 from quietgrad.errors import QuietgradError
 
 _SAVING_SHARE = 20  # at most one twentieth of the time goes into saving
@@ -25,7 +26,7 @@ class RunFolderError(QuietgradError):
 
 
 class RunFolder:
-    """`config.json`, `ledger.jsonl` and `checkpoint.pt` in one folder.
+    """`config.json`, `ledger.jsonl`, `checkpoint.pt` and in the end `result.json` in one folder.
 
     Args:
         path: the folder; `begin` makes it.
@@ -67,34 +68,21 @@ class RunFolder:
                 "says what was spent, so it is not overwritten"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        _replace(self._config, json.dumps(config, indent=2).encode() + b"\n")
+        _write_json(self._config, config)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Keep what came out of the run, in `result.json`."""
+        _write_json(self.path / "result.json", result)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never half of one."""
-        temporary = _beside(self._checkpoint)
-        with temporary.open("wb") as stream:
-            torch.save(dict(state), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, self._checkpoint)
+        replace_file(self._checkpoint, lambda stream: torch.save(dict(state), stream))
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint; None if the run did not get as far."""
         if not self._checkpoint.exists():
             return None
-        try:
-            state = torch.load(self._checkpoint, weights_only=True)
-        except Exception as error:  # whatever a damaged file makes of torch.load
-            raise RunFolderError(self._unreadable()) from error
-        if not isinstance(state, dict):
-            raise RunFolderError(self._unreadable())
-        return state
-
-    def _unreadable(self) -> str:
-        return (
-            f"{self._checkpoint} cannot be read as a checkpoint: restore a copy of it. The ledger "
-            "beside it still says what was spent"
-        )
+        return read_state(self._checkpoint)
 
     @property
     def _config(self) -> Path:
@@ -132,14 +120,6 @@ class Checkpointer:
             self.save()
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = _beside(path)
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2) + "\n"
+    replace_file(path, lambda stream: stream.write(text.encode()))

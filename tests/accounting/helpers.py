@@ -26,9 +26,12 @@ SAMPLINGS = (
 )
 
 
-def spent(events, accountant, *, delta=1e-5, adjacency=ADD_REMOVE, precision="coarse"):
-    whole = profile(events, accountant=accountant, adjacency=adjacency, precision=precision)
-    return whole.epsilon(delta)
+def whole(events, accountant, *, adjacency=ADD_REMOVE, precision="coarse"):
+    return profile(events, accountant=accountant, adjacency=adjacency, precision=precision)
+
+
+def spent(events, accountant, *, delta=1e-5, **options):
+    return whole(events, accountant, **options).epsilon(delta)
 
 
 def one(sigma, sampling, steps=1, passes=None):

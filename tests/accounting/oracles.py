@@ -71,4 +71,4 @@ def _where_loss_is(sigma: float, rate: float, loss: float) -> float:
 def _root(delta_of, delta: float) -> float:
     if delta_of(0.0) <= delta:
         return 0.0
-    return float(brentq(lambda eps: delta_of(eps) - delta, 0.0, 200.0, xtol=1e-12))
+    return float(brentq(lambda eps: delta_of(eps) - delta, 0.0, 600.0, xtol=1e-12))

@@ -10,7 +10,7 @@ from quietgrad.accounting import epsilon
 
 prv = pytest.importorskip("prv_accountant")
 
-EPS_ERROR = 0.05
+EPS_ERROR = 0.03
 
 
 def settings(count, seed):
@@ -20,8 +20,8 @@ def settings(count, seed):
         rate = 10 ** rng.uniform(-3, np.log10(0.2))
         steps = int(10 ** rng.uniform(1, np.log10(5000)))
         delta = 10 ** rng.uniform(-7, -4)
-        # Where epsilon is large both take long, and neither of them is of use.
-        if rate * np.sqrt(steps * np.expm1(sigma**-2)) < 3:
+        # A large epsilon takes both of them long, and next to zero their bands say nothing.
+        if 0.1 < rate * np.sqrt(steps * np.expm1(sigma**-2)) < 1.5:
             count -= 1
             yield round(sigma, 3), round(rate, 5), steps, float(f"{delta:.2g}")
 
@@ -48,18 +48,21 @@ def check(sigma, rate, steps, delta, accountant="pld"):
     assert lower <= value <= upper
 
 
-@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), settings(20, seed=0))
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), list(settings(20, seed=0)))
 def test_pld_lies_in_its_band(sigma, rate, steps, delta):
     check(sigma, rate, steps, delta)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), settings(200, seed=1))
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), list(settings(200, seed=1)))
 def test_pld_lies_in_its_band_in_many_settings(sigma, rate, steps, delta):
-    check(sigma, rate, steps, delta)
+    try:
+        check(sigma, rate, steps, delta)
+    except RuntimeError as error:
+        pytest.skip(f"prv-accountant gives up: {error}")
 
 
-def test_a_tenth_of_an_epsilon_too_little_would_be_noticed():
+def test_a_value_that_is_a_little_too_small_would_be_noticed():
     sigma, rate, steps, delta = 1.0, 0.02, 1000, 1e-5
     lower, upper = band(sigma, rate, steps, delta)
     assert upper - lower <= 2 * EPS_ERROR + 0.001

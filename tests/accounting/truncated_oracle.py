@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import binom
 
-CELLS = 400  # a standard deviation of the noise, on the grid that is summed over
+CELLS = 100  # a standard deviation of the noise, on the grid that is summed over
 
 Drawn = Counter[tuple[int, int]]
 """Chance of each (number of others, whether the one is among them) in a step."""
 
 
+@lru_cache
 def worst_delta(sigma, rate, largest, population, adjacency, epsilon) -> float:
     """The largest over pairs of neighbours: a lower bound on what an accountant may say.
 

@@ -24,7 +24,7 @@ def test_json_is_the_whole_output_and_complete():
     report = run_json("epsilon", *NOISE, *SAMPLING, *DELTA)
     assert report["inputs"] == {
         "noise_multiplier": 1.1,
-        "sampler": "poisson",
+        "sampling": "poisson",
         "sample_rate": 0.00426667,
         "steps": 14040,
         "delta": 1e-5,
@@ -50,7 +50,7 @@ def test_the_table_has_every_accountant_and_what_it_is_worth(columns):
     # Bounds are rounded up (rdp is 2.59437), an approximation to the nearest.
     for expected in ("pld", "2.380", "rdp", "2.595", "gdp", "2.322", "upper bound, tight"):
         assert expected in result.output
-    assert "upper bound (Rényi)" in result.output
+    assert "upper bound (Renyi)" in result.output
     assert "approximation, NOT a guarantee: usually below" in text_of(result)
     line = "Poisson sampling at rate 0.00426667, adjacency add-remove-one, delta 1e-05"
     assert line in result.output

@@ -48,7 +48,7 @@ def test_the_figure_has_labels_and_final_values(tmp_path, monkeypatch):
     assert pld.startswith("pld: ")
     assert float(pld.split()[1].strip(",")) == pytest.approx(exact, abs=0.001)
     assert pld.endswith("upper bound, tight")
-    assert rdp.endswith("upper bound (Rényi)")
+    assert rdp.endswith("upper bound (Renyi)")
     assert gdp.endswith("approximation, NOT a guarantee")
     assert [line.get_linestyle() for line in axes.get_lines()] == ["-", "-", "--"]
 

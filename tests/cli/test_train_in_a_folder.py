@@ -48,10 +48,14 @@ def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
         "config.json",
         "ledger.jsonl",
         "checkpoint.pt",
+        "result.json",
     }
     assert records(out) == updates(out) == 12
     config = json.loads((out / "config.json").read_text())
     assert (config["recipe"], config["changes"]) == ("digits", {"epochs": 2})
+    assert config["settings"]["batch_size"] == 256
+    result = json.loads((out / "result.json").read_text())
+    assert result["private"]["ledger_steps"] == 12
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
@@ -97,7 +101,7 @@ def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
     ("arguments", "message"),
     [
         ([], "holds a run already"),
-        (["--resume", "--epsilon", "5"], "begun with epsilon=None, not 5.0"),
+        (["--resume", "--epsilon", "5"], "begun with epsilon=3.0, not 5.0"),
         (["--resume", "--epochs", "3"], "begun with epochs=2, not 3"),
         (["--resume", "--seed", "1"], "begun with seed=0, not 1"),
     ],
@@ -109,6 +113,17 @@ def test_a_run_is_neither_overwritten_nor_changed(tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_run_may_be_resumed_with_the_values_it_has_anyway(tmp_path):
+    report("--out", tmp_path, *QUICK)
+    report("--out", tmp_path, "--resume", "--epsilon", "3", "--sampling", "poisson", *QUICK)
+
+
+def test_an_approximation_is_called_one_beside_its_figure():
+    result = run("--accountant", "gdp", "--epochs", "1", "--no-baseline")
+    assert "(NOT a guarantee)" in result.output
+    assert "What holds is" in " ".join(result.output.split())
 
 
 def test_resume_needs_a_folder():
@@ -151,10 +166,11 @@ def killed_at_random(out, moment, kills, options=()):
     for _ in range(kills):
         before = records(out)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # Starting takes far longer than a step: most kills should hit the training itself.
+        # Starting takes far longer than a step, so the clock starts with the first record. Half of
+        # the kills come at once, between a record and the checkpoint of its step.
         while process.poll() is None and records(out) == before:
-            time.sleep(0.002)
-        time.sleep(moment.uniform(0, 0.3))
+            time.sleep(0.0005)
+        time.sleep(moment.choice([0.0, moment.uniform(0, 0.3)]))
         process.send_signal(signal.SIGKILL)
         process.wait()
         counts.append((records(out), updates(out)))

@@ -38,12 +38,15 @@ def test_a_target_is_for_everything_in_the_ledger():
     train(first, model, steps=3)
     first.detach()
     second = attach(model, ledger=ledger, epsilon=2.0, epochs=1)
-    train(second, model, steps=3)
+    with pytest.warns(UserWarning, match=r"holds 3 steps already.*of the target 2"):
+        train(second, model, steps=3)
     assert 1.99 <= second.epsilon() <= 2.0
     second.detach()
-    third = attach(model, ledger=ledger, epsilon=1.5, epochs=1)
-    with pytest.raises(ValueError, match="already spends"):
-        third.batches()
+    for spent in (1.5, 2.0):  # what rounding left of the second target is no room
+        third = attach(model, ledger=ledger, epsilon=spent, epochs=1)
+        with pytest.raises(ValueError, match="already spends"):
+            third.batches()
+        third.detach()
 
 
 def test_two_engines_at_once_cannot_spend_more_than_either_target():
@@ -249,3 +252,34 @@ def test_an_own_sampler_with_a_declared_accounting_trains():
             engine.backward(losses(model, x, y))
         engine.step()
     assert [(e.sampling, e.passes, e.steps) for e in engine.ledger.events] == [(Passes(2), 1, 2)]
+
+
+def test_a_smooth_schedule_is_followed_in_few_levels():
+    model = mlp()
+    engine = attach(model, noise_multiplier=1.0, epochs=20, noise_schedule=lambda s: 0.99**s)
+    train(engine, model, steps=60)
+    noise = [e.noise_multiplier for e in engine.ledger.events for _ in range(e.steps)]
+    assert len(set(noise)) <= 24
+    assert noise == sorted(noise, reverse=True)
+    for step, sigma in enumerate(noise):
+        assert sigma == pytest.approx(0.99**step, rel=0.02)
+
+
+def test_a_ledger_changed_in_place_stops_the_next_step(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    model = mlp()
+    engine = attach(model, ledger=path)
+    train(engine, model, steps=2)
+    path.write_bytes(b"")
+    before = flat(model)
+    with pytest.raises(LedgerError, match="changed while in use"):
+        train(engine, model, steps=1)
+    assert torch.equal(flat(model), before)
+
+
+def test_an_own_samplers_rate_must_go_with_the_batch_size():
+    from quietgrad.sampling import OwnSampler
+
+    own = OwnSampler([[0, 1, 2], [3, 4, 5]], accounted_as=Poisson(0.001))
+    with pytest.raises(ValueError, match=r"rate=0.001 draws 0.024 of 24.*batch_size is 3"):
+        attach(mlp(), sampling=own, batch_size=3)

@@ -269,3 +269,89 @@ def test_what_was_spent_only_grows_whatever_is_loaded(tmp_path):
         spent.append(engine.epsilon())
     assert all(before <= after for before, after in itertools.pairwise(spent))
     assert engine.ledger.steps == 3
+
+
+def test_another_schedule_than_the_saved_one_is_refused():
+    target = {"epsilon": 2.0, "epochs": 2}
+    model = mlp()
+    engine = attach(model, noise_schedule=lambda step: 1.0 + step, **target)
+    train(engine, model, steps=1)
+    state = engine.state_dict()
+    for other in ({"noise_schedule": lambda step: 0.3}, {}):
+        with pytest.raises(EngineStateError, match="saved with noise_schedule="):
+            attach(mlp(), **other, **target).load_state_dict(state)
+
+
+def test_another_optimizer_than_the_saved_one_is_refused():
+    model = mlp()
+    state = begun(model).state_dict()
+    with pytest.raises(EngineStateError, match="saved with optimizer='AdamW'"):
+        attach(mlp()).load_state_dict(state)
+
+
+def test_a_state_loaded_onto_another_history_cannot_exceed_the_target():
+    """Each run alone is within the target; together they are not."""
+    target = {"epsilon": 2.0, "epochs": 2, "seed": None}
+    other_model, model = mlp(), mlp()
+    other = attach(other_model, **target)
+    train(other, other_model, steps=6)
+    engine = attach(model, **target)
+    train(engine, model, steps=2)
+    joined_model = mlp()
+    joined = attach(joined_model, ledger=other.ledger, **target)
+    with pytest.warns(UserWarning, match="2 steps that were saved elsewhere"):
+        joined.load_state_dict(engine.state_dict())
+    assert not joined.has_budget
+    with pytest.raises(BudgetExhaustedError):
+        train(joined, joined_model, steps=1)
+
+
+def test_an_epoch_that_lost_steps_ends_early_and_the_next_is_refused(tmp_path):
+    """So that a loop over epochs can save what it has."""
+    target = {"epsilon": 2.0, "epochs": 2, "ledger": tmp_path / "ledger.jsonl"}
+    model = mlp()
+    engine = attach(model, **target)
+    states = []
+    train(engine, model, steps=2, each_step=lambda: states.append(engine.state_dict()))
+    engine.ledger.close()
+    other = mlp()
+    resumed = attach(other, **target)
+    resumed.load_state_dict(states[0])
+    assert _walk(resumed, other) == 2
+    with pytest.warns(UserWarning, match="1 were recorded and then lost"):
+        assert _walk(resumed, other) == 2
+    assert not resumed.has_budget
+    assert (resumed.steps_taken, resumed.ledger.steps) == (5, 6)
+    with pytest.raises(BudgetExhaustedError, match="lost"):
+        resumed.batches()
+
+
+def test_saving_to_a_file_and_loading_it(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    model = mlp()
+    engine = attach(model)
+    train(engine, model, steps=2)
+    engine.save(path)
+    other = mlp(seed=1)
+    resumed = attach(other)
+    resumed.load(path)
+    assert torch.equal(flat(other), flat(model))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(EngineStateError, match="cannot be read as a checkpoint"):
+        resumed.load(path)
+    with pytest.raises(FileNotFoundError):
+        resumed.load(tmp_path / "none.pt")
+
+
+def test_a_ledger_that_was_lost_is_filled_from_the_checkpoint_and_says_so(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    model = mlp()
+    engine = attach(model, ledger=path)
+    train(engine, model, steps=3)
+    state = engine.state_dict()
+    engine.ledger.close()
+    path.unlink()
+    resumed = attach(mlp(), ledger=path)
+    with pytest.warns(UserWarning, match=r"3 steps.*not in this ledger.*unknown"):
+        resumed.load_state_dict(state)
+    assert resumed.ledger.steps == 3

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from quietgrad.errors import EngineStateError
 from quietgrad.runs import Checkpointer, RunFolder, RunFolderError
 
 from .helpers import attach, flat, mlp, train
@@ -69,7 +70,7 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(folder, monkeypatch):
 def test_a_damaged_checkpoint_says_where_to_look(folder, content):
     folder.begin({})
     (folder.path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt cannot be read.*ledger"):
+    with pytest.raises(EngineStateError, match=r"checkpoint\.pt cannot be read.*ledger"):
         folder.load()
 
 
@@ -84,7 +85,7 @@ def test_a_damaged_configuration_is_named(folder, content):
 def test_only_plain_data_is_loaded(folder, tmp_path):
     folder.begin({})
     torch.save({"steps_taken": RunFolder}, folder.path / "checkpoint.pt")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+    with pytest.raises(EngineStateError, match="cannot be read"):
         folder.load()
 
 

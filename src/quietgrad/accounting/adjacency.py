@@ -28,8 +28,3 @@ def require_adjacency(value: object) -> Adjacency:
 def largest_move(adjacency: Adjacency) -> float:
     """How far a neighbour moves an unsampled sum, in units of one sample's largest gradient."""
     return 2.0 if adjacency == REPLACE else 1.0
-
-
-def most_samples(population: int, adjacency: Adjacency) -> int:
-    """The size of the larger of a data set and its neighbour."""
-    return population + 1 if adjacency == ADD_REMOVE else population

@@ -9,7 +9,7 @@ from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency
 from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, planned_event, profile
 from quietgrad.accounting.events import GaussianEvent
 from quietgrad.accounting.participation import Participation
-from quietgrad.accounting.search import smallest_noise
+from quietgrad.accounting.search import slack_of, smallest_noise
 
 Plan = Callable[[float], Iterable[GaussianEvent]]
 """The events of a run, as a function of its noise multiplier."""
@@ -85,8 +85,10 @@ def calibrate_plan(
 
 
 def _require_room(target: float, already: float) -> None:
-    if already >= target:
+    # What a finished run leaves of its target is rounding, not room for another.
+    if already >= target - 2 * slack_of(target):
         raise ValueError(
-            f"epsilon={target:.3g} cannot be reached: what was done to the data before already"
-            f" spends {already:.6g}; expected a target above it, or a data set not used before"
+            f"epsilon={target:g} cannot be reached: what was done to the data before already spends"
+            f" {already:.6g} of it; expected a target well above that, or a data set not used"
+            " before. (To go on with a saved run, load its state first.)"
         )

@@ -18,8 +18,9 @@ class GaussianEvent:
             add to the sum (`engine.sensitivity`), whatever the adjacency.
         sampling: how samples came to take part.
         steps: how many such releases.
-        passes: how many passes over the data these steps began, where `sampling` is by passes;
-            None counts the fewest that have so many steps.
+        passes: how many passes over the data these steps are part of, where `sampling` is by
+            passes: one that changes its noise counts for each. None counts the fewest that have
+            so many steps.
     """
 
     mechanism: ClassVar[str] = "gaussian"

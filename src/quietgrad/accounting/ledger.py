@@ -1,5 +1,6 @@
 """The record of what was released so far."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from quietgrad._checks import require_delta
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
 from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.ledger_file import LedgerFile
+from quietgrad.accounting.ledger_file import LedgerFile, read_ledger
 from quietgrad.errors import LedgerError
 
 
@@ -70,6 +71,18 @@ class Ledger:
         return ledger
 
     @classmethod
+    def read(cls, path: str | Path) -> "Ledger":
+        """What a ledger file holds, to look at: also while a run is writing it.
+
+        Nothing is made, locked or changed, and records in what is returned stay in memory.
+
+        Raises:
+            LedgerError: the file cannot be read, was edited, or is no ledger.
+        """
+        content = read_ledger(path)
+        return cls(content.events, adjacency=content.adjacency, id=content.id)
+
+    @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
         """What `to_dict` wrote."""
         events = (GaussianEvent.from_dict(each) for each in data["events"])
@@ -124,7 +137,7 @@ class Ledger:
         another history is added to this one.
 
         Returns:
-            The number of steps that a copy of this history lacks.
+            The number of steps in here that `saved` lacks.
 
         Raises:
             LedgerError: both claim to be the same history, and disagree.
@@ -136,8 +149,16 @@ class Ledger:
             )
         if not self._events and self._file is None:
             self._id = saved.id  # from here on, this is that history
-        ahead = max(0, self.steps - saved.steps) if saved.id == self.id else 0
-        for event in self._missing(saved):
+        ahead = max(0, self.steps - saved.steps) if saved.id == self.id else self.steps
+        missing = self._missing(saved)
+        if missing and (self._file is not None or saved.id != self.id):
+            warnings.warn(
+                f"{sum(event.steps for event in missing)} steps that were saved elsewhere are not"
+                f" in this ledger ({self._place}) and are added to it. If the file was lost or"
+                " cut, steps taken after the saved ones are unknown",
+                stacklevel=3,
+            )
+        for event in missing:
             self.record(event)
         return ahead
 
@@ -150,6 +171,10 @@ class Ledger:
         """Let go of the file, if there is one. Nothing can be recorded in it after that."""
         if self._file is not None:
             self._file.close()
+
+    @property
+    def _place(self) -> str:
+        return "in memory" if self._file is None else str(self._file.path)
 
     @property
     def _is_open(self) -> bool:

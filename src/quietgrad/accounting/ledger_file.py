@@ -32,10 +32,11 @@ _FORMAT = 1
 class LedgerFile:
     """An open ledger file. Made by `open`; `events` are those it held when it was opened."""
 
-    def __init__(self, path: Path, stream: BinaryIO, content: "_Content") -> None:
-        self._path = path
+    def __init__(self, path: Path, stream: BinaryIO, content: "LedgerContent") -> None:
+        self.path = path
         self._stream: BinaryIO | None = stream
         self._hash = content.hash
+        self._size = content.size
         self.id = content.id
         self.adjacency = content.adjacency
         self.events = content.events
@@ -69,22 +70,23 @@ class LedgerFile:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is open, and still the one that is found under its name."""
+        """Whether the file is open, as it was left, and still found under its name."""
         if self._stream is None:
             return False
         try:
-            return os.path.samestat(os.fstat(self._stream.fileno()), os.stat(self._path))
+            here, there = os.fstat(self._stream.fileno()), os.stat(self.path)
         except OSError:
             return False
+        return os.path.samestat(here, there) and here.st_size == self._size
 
     def append(self, event: GaussianEvent) -> None:
         """Write one line, and return when it is on the disk."""
         if self._stream is None:
-            raise LedgerError(f"{self._path} was closed, so nothing can be released any more")
+            raise LedgerError(f"{self.path} was closed, so nothing can be released any more")
         if not self.is_in_place:
             raise LedgerError(
-                f"{self._path} was moved, deleted or replaced while in use, so nothing was"
-                " released. Put it back and resume from the last checkpoint"
+                f"{self.path} was moved, deleted or changed while in use, so nothing was"
+                " released. Put it back as it was and resume from the last checkpoint"
             )
         line, digest = _chained({"event": event.to_dict()}, self._hash)
         try:
@@ -94,10 +96,11 @@ class LedgerFile:
             with suppress(OSError):  # it tries to write once more
                 self.close()
             raise LedgerError(
-                f"{self._path} cannot be written ({error}), so nothing was released. Make room or"
+                f"{self.path} cannot be written ({error}), so nothing was released. Make room or"
                 " repair the disk, then resume from the last checkpoint"
             ) from error
         self._hash = digest
+        self._size += len(line)
 
     def close(self) -> None:
         """Let go of the file and its lock."""
@@ -107,8 +110,18 @@ class LedgerFile:
             stream.close()
 
 
+def read_ledger(path: str | Path) -> "LedgerContent":
+    """What a ledger file holds; it is verified, and neither made nor locked nor changed."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read ({error}): expected a ledger") from error
+    return _read(data, path)
+
+
 @dataclass(frozen=True)
-class _Content:
+class LedgerContent:
     """What a file holds, up to its last whole line."""
 
     id: str
@@ -148,7 +161,7 @@ def _publish(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
 
 
-def _read(data: bytes, path: Path) -> _Content:
+def _read(data: bytes, path: Path) -> LedgerContent:
     whole, newline, rest = data.rpartition(b"\n")
     lines = whole.split(b"\n") if newline else []
     if not lines:
@@ -174,7 +187,7 @@ def _read(data: bytes, path: Path) -> _Content:
             stacklevel=4,
         )
     size = len(whole) + len(newline)
-    return _Content(header["id"], header["adjacency"], tuple(events), digest, size)
+    return LedgerContent(header["id"], header["adjacency"], tuple(events), digest, size)
 
 
 def _chained(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:

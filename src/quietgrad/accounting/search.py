@@ -24,7 +24,7 @@ def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
     Raises:
         ValueError: there is none; the message says what can be reached.
     """
-    slack = min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
+    slack = slack_of(target)
     goal = target - slack / 2
     sigma = _solve(coarse, goal, target)
     for _ in range(_MAX_CORRECTIONS):
@@ -45,6 +45,11 @@ def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
         f"epsilon={target:g} is not resolved by this accountant: next to it is only {found:g};"
         " take another epsilon or a larger delta"
     )
+
+
+def slack_of(target: float) -> float:
+    """How far below a target the answer may stay."""
+    return min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
 
 
 def _is_close_enough(found: float, target: float, slack: float) -> bool:

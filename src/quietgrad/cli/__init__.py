@@ -26,6 +26,11 @@ COMMANDS = {
         "tune_cost",
         "What a random search costs if only its best run is released.",
     ),
+    "ledger": LazyCommand(
+        "quietgrad.cli.ledger",
+        "ledger",
+        "What a ledger file says was done and spent.",
+    ),
 }
 
 

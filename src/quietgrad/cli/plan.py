@@ -36,7 +36,8 @@ class Given:
 
     def typed(self) -> dict[str, Any]:
         """Those that were not left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        typed = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"sampling" if name == "sampler" else name: typed[name] for name in typed}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def prepare(
             "quietgrad": __version__,
             "recipe": name,
             "changes": dict(given),
+            "settings": _settings(recipe),
             "seed": seed,
             "initial_seed": initial_seed,
         }
@@ -76,8 +77,9 @@ def prepare(
 
 def _resumed(name: str, given: Mapping[str, Any], seed: int | None, folder: RunFolder) -> Request:
     config = folder.config
+    recipe = replace(recipes.load(config["recipe"]), **config["changes"])
     asked = {"recipe": name, **given} | ({} if seed is None else {"seed": seed})
-    begun = {"recipe": config["recipe"], "seed": config["seed"], **config["changes"]}
+    begun = {"recipe": config["recipe"], "seed": config["seed"], **_settings(recipe)}
     for option, value in asked.items():
         if begun.get(option) != value:
             raise ValueError(
@@ -88,13 +90,19 @@ def _resumed(name: str, given: Mapping[str, Any], seed: int | None, folder: RunF
     state = folder.load()
     done = 0 if state is None else state["steps_taken"]
     return Request(
-        replace(recipes.load(name), **config["changes"]),
+        recipe,
         config["seed"],
         config["initial_seed"],
         folder,
         state,
         (f"Resuming the run in {folder.path} after {done} steps.",),
     )
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Every constant of the recipe, as plain data."""
+    values = ((field.name, getattr(recipe, field.name)) for field in fields(recipe))
+    return {name: value for name, value in values if not callable(value) and name != "name"}
 
 
 def _initial_seed(seed: int | None) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from quietgrad import accounting
+from quietgrad.accounting import accountants
 from quietgrad.cli.rounding import printed
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe
@@ -40,6 +41,14 @@ class Comparison:
             assumed, accountant=self.recipe.accountant, adjacency=self.engine.ledger.adjacency
         ).epsilon(self.recipe.delta)
 
+    @property
+    def _guaranteed_epsilon(self) -> float:
+        return self.engine.ledger.epsilon(self.recipe.delta, accountant="pld")
+
+    @property
+    def _is_guarantee(self) -> bool:
+        return accountants.resolve(self.recipe.accountant).is_guarantee
+
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
         recipe, engine = self.recipe, self.engine
@@ -58,6 +67,7 @@ class Comparison:
                 "delta": recipe.delta,
                 "noise_multiplier": engine.noise_multiplier,
                 "accountant": recipe.accountant,
+                "is_guarantee": self._is_guarantee,
                 "adjacency": engine.ledger.adjacency,
                 "sampling": recipe.sampling,
                 "sample_rate": engine.sample_rate,
@@ -88,8 +98,13 @@ class Comparison:
         found = []
         if self.lost_steps:
             found.append(
-                f"{_count(self.lost_steps, 'step')} were recorded and then lost to interruptions:"
-                " they count as spent."
+                f"Recorded and then lost to interruptions: {_count(self.lost_steps, 'step')}. What"
+                " is recorded counts as spent."
+            )
+        if not self._is_guarantee:
+            found.append(
+                f"This epsilon is by {self.recipe.accountant}, an approximation and NOT a"
+                f" guarantee. What holds is {printed(self._guaranteed_epsilon)}, by pld."
             )
         if self.epsilon_if_poisson is not None:
             found.append(
@@ -102,7 +117,8 @@ class Comparison:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         recipe, engine, private, ordinary = self.recipe, self.engine, self.private, self.ordinary
-        spent = f"{printed(engine.epsilon())} of {recipe.epsilon:g}"
+        spent = f"{printed(engine.epsilon(), up=self._is_guarantee)} of {recipe.epsilon:g}"
+        spent += "" if self._is_guarantee else " (NOT a guarantee)"
         groups = _count(len(engine.groups), "group")
         return [
             (

@@ -82,6 +82,8 @@ def train(
     for note in request.notes:
         console.print(note)
     comparison = _compare(request, console, baseline=baseline)
+    if request.folder is not None:
+        request.folder.finish(comparison.as_dict())
     if as_json:
         click.echo(json.dumps(comparison.as_dict(), indent=2))
         return

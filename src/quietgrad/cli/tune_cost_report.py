@@ -98,7 +98,7 @@ class Report:
             console.print(line)
         console.print(self._table())
         console.print(
-            "Upper bounds (Rényi). The number of runs must be drawn at random, once, as"
+            "Upper bounds (Renyi). The number of runs must be drawn at random, once, as"
             " quietgrad.accounting.TunedSearch.draw_runs does."
         )
         costs = dict.fromkeys(printed(each.naive_epsilon) for each in self.searches)

@@ -8,7 +8,7 @@ from quietgrad.cli.plan import Given, Plan
 from quietgrad.cli.spent import Spent
 
 APPROXIMATION = "approximation, NOT a guarantee"
-_BOUNDS = {"pld": "upper bound, tight", "rdp": "upper bound (Rényi)"}
+_BOUNDS = {"pld": "upper bound, tight", "rdp": "upper bound (Renyi)"}
 
 
 def what_it_is(answer: Spent, answers: Sequence[Spent]) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quietgrad import accounting
 from quietgrad._checks import require_positive
 from quietgrad.accounting import GaussianEvent, Ledger, Participation, Passes
+from quietgrad.engine.schedules import NoiseSchedule, in_steps
 from quietgrad.errors import BudgetExhaustedError
-
-NoiseSchedule = Callable[[int], float]
-"""The factor by which the noise of a step, counted from 0, is multiplied."""
 
 
 class Budget:
@@ -53,7 +53,7 @@ class Budget:
         self._schedule = schedule
         # Asked once for every planned step: a function that answers differently the next time must
         # not make the noise another than the one that was planned.
-        self._factors = tuple(self._asked(step) for step in range(planned_steps or 0))
+        self._factors = in_steps([self._asked(step) for step in range(planned_steps or 0)])
         self._noise_multiplier = (
             None
             if noise_multiplier is None
@@ -62,6 +62,7 @@ class Budget:
         self._recorded = 0
         self._ledger_steps = ledger.steps
         self._is_off_plan = False
+        self._lost = 0
         self._pass_number: int | None = None
         self._noise_in_pass: set[float] = set()
         if not ledger.events:
@@ -80,6 +81,19 @@ class Budget:
         """How many steps there are to be; None without a plan."""
         return self._planned_steps
 
+    @property
+    def lost_steps(self) -> int:
+        """Steps that were recorded and whose updates were lost or taken back."""
+        return self._lost
+
+    @property
+    def schedule(self) -> str | None:
+        """Names the schedule, so that a run is resumed with the same."""
+        if self._schedule is None:
+            return None
+        digest = hashlib.sha256(repr(self._factors).encode()).hexdigest()
+        return f"over {len(self._factors)} planned steps, {digest[:16]}"
+
     def require_room(self, step: int, *, pass_number: int | None = None) -> None:
         """Refuse a step that would spend more than the target.
 
@@ -92,11 +106,7 @@ class Budget:
         _ = self.noise_multiplier  # a target that is out of reach is refused before any batch
         assert self._planned_steps is not None
         if self._recorded >= self._planned_steps:
-            raise BudgetExhaustedError(
-                f"all {self._planned_steps} planned steps were taken: another would spend more "
-                f"than the target epsilon={self._target:g}. Plan for more with a larger epochs=, "
-                "or pass noise_multiplier= to train without a target."
-            )
+            raise BudgetExhaustedError(self._spent())
         # Counting one's own steps is enough, unless others record in the same ledger, a pass that
         # was broken off is begun again, or steps of a schedule are repeated.
         self._is_off_plan |= self._ledger.steps != self._ledger_steps
@@ -128,18 +138,22 @@ class Budget:
             "noise_in_pass": sorted(self._noise_in_pass),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, lost: int, same_pass: bool) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, lost: int, same_history: bool, same_pass: bool
+    ) -> None:
         """Go on where `state_dict` was taken.
 
         Args:
             state: what `state_dict` gave.
-            lost: steps recorded since then; they count as taken.
+            lost: steps in the ledger that are not in the saved one; they count as taken.
+            same_history: whether they were taken by this run, after the state was saved.
             same_pass: whether the pass that was under way goes on with the same batches.
         """
         self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
-        self._recorded = state["recorded"] + lost
+        self._lost = lost
+        self._recorded = state["recorded"] + (lost if same_history else 0)
         self._ledger_steps = self._ledger.steps
-        self._is_off_plan |= lost > 0 and self._schedule is not None
+        self._is_off_plan |= not same_history or (lost > 0 and self._schedule is not None)
         if same_pass and not lost:
             self._pass_number = state["pass_number"]
             self._noise_in_pass = set(state["noise_in_pass"])
@@ -164,6 +178,8 @@ class Budget:
         assert self._planned_steps is not None
         assert self._target is not None
         factors = Counter(self._factors)
+        if self._ledger.events:
+            self._warn_of_what_was_spent()
         return accounting.calibrate_plan(
             lambda sigma: [
                 GaussianEvent(sigma * factor, self._sampling, steps)
@@ -174,6 +190,28 @@ class Budget:
             accountant=self._accountant,
             adjacency=self._ledger.adjacency,
             spent=self._ledger.events,
+        )
+
+    def _warn_of_what_was_spent(self) -> None:
+        spent = self._ledger.epsilon(self._delta, accountant=self._accountant)
+        warnings.warn(
+            f"the ledger holds {self._ledger.steps} steps already, which spend epsilon={spent:.4g} "
+            f"of the target {self._target:g}: the noise is calibrated for what is left. To go on "
+            "with a saved run instead, load its state first.",
+            stacklevel=2,
+        )
+
+    def _spent(self) -> str:
+        if self._lost:
+            return (
+                f"the budget is spent: of {self._planned_steps} planned steps, {self._lost} were "
+                "recorded and then lost to an interruption, or taken back by loading an earlier "
+                f"state. They count, so that epsilon stays within {self._target:g}."
+            )
+        return (
+            f"all {self._planned_steps} planned steps were taken: another would spend more than "
+            f"the target epsilon={self._target:g}. Plan for more with a larger epochs=, or pass "
+            "noise_multiplier= to train without a target."
         )
 
     def _require_room_for(self, event: GaussianEvent) -> None:

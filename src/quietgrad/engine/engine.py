@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -14,6 +16,7 @@ from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad import sampling as samplers
 from quietgrad._checks import require_count
+from quietgrad._files import replace_file
 from quietgrad.accounting import Adjacency, Ledger, participation
 from quietgrad.capture import Capture
 from quietgrad.clipping import Clipping
@@ -24,10 +27,22 @@ from quietgrad.engine.arguments import (
     checked_optimizer,
     opened_ledger,
 )
-from quietgrad.engine.budget import Budget, NoiseSchedule
+from quietgrad.engine.budget import Budget
 from quietgrad.engine.guards import require_same_parameters
-from quietgrad.engine.state import global_rng, require_fitting, restore_global_rng, stamped
-from quietgrad.errors import EngineStateError, QuietgradError, StrayGradientError
+from quietgrad.engine.schedules import NoiseSchedule
+from quietgrad.engine.state import (
+    global_rng,
+    read_state,
+    require_fitting,
+    restore_global_rng,
+    stamped,
+)
+from quietgrad.errors import (
+    BudgetExhaustedError,
+    EngineStateError,
+    QuietgradError,
+    StrayGradientError,
+)
 from quietgrad.grouping import Group, Grouping
 from quietgrad.noise import GaussianNoise
 from quietgrad.progress import Progress
@@ -147,10 +162,9 @@ class PrivacyEngine:
             noise_multiplier=noise_multiplier,
             schedule=noise_schedule,
         )
-        self._settings = self._describe(epochs, epsilon, noise_multiplier)
-
         self._model = model
         self._optimizer = optimizer
+        self._settings = self._describe(epochs, epsilon, noise_multiplier)
         self._capture = Capture(model, when=lambda: model.training)
         self._capture.on_detach = self.detach
         self._attached = True
@@ -263,6 +277,15 @@ class PrivacyEngine:
         return int(self._loader.bookmark(self._last_batch)["pass"])
 
     @property
+    def has_budget(self) -> bool:
+        """Whether the target, if there is one, leaves room for another step."""
+        try:
+            self._budget.require_room(self._steps_taken, pass_number=self.epochs_completed)
+        except BudgetExhaustedError:
+            return False
+        return True
+
+    @property
     def ledger(self) -> Ledger:
         """What was released, by this engine and by others that share it."""
         return self._ledger
@@ -300,6 +323,15 @@ class PrivacyEngine:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
+    def save(self, path: str | Path) -> None:
+        """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new."""
+        state = self.state_dict()
+        replace_file(Path(path), lambda stream: torch.save(state, stream))
+
+    def load(self, path: str | Path) -> None:
+        """Go on where :meth:`save` was called, in an engine made with the same arguments."""
+        self.load_state_dict(read_state(path))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
@@ -335,11 +367,15 @@ class PrivacyEngine:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
         require_fitting(state, self._settings)
         # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
-        lost = self._ledger.cover(Ledger.from_dict(state["ledger"]))
+        saved = Ledger.from_dict(state["ledger"])
+        same_history = not self._ledger.events or saved.id == self._ledger.id
+        lost = self._ledger.cover(saved)
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         same_pass = self._loader.go_to(state["position"])
-        self._budget.load_state_dict(state["budget"], lost=lost, same_pass=same_pass)
+        self._budget.load_state_dict(
+            state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
+        )
         self._steps_taken = state["steps_taken"]
         self._last_batch = None
         restore_global_rng(state["rng"], self._seed)
@@ -368,6 +404,7 @@ class PrivacyEngine:
         """What must be the same when a run is resumed, as plain data."""
         return {
             "noise_multiplier": noise_multiplier,
+            "noise_schedule": self._budget.schedule,
             "batch_size": self._batch_size,
             "dataset size": self._population,
             "delta": self._delta,
@@ -377,15 +414,34 @@ class PrivacyEngine:
             "adjacency": self._ledger.adjacency,
             "sampling": participation.to_dict(self._loader.draws.accounting),
             "clipping": repr(self._clipping),
+            "optimizer": type(self._optimizer).__name__,
             "groups": [[group.radius, *group.parameters] for group in self._groups],
         }
 
     def _epoch(self) -> Iterator[Iterator[Any]]:
+        begun_at = self._steps_taken
         for batch in self._loader:
-            self._budget.require_room(self._steps_taken, pass_number=batch.pass_number)
+            if not self._has_room(batch, is_first=self._steps_taken == begun_at):
+                return
             self._progress.begin(batch.micro_sizes)
             self._batch = batch
             yield self._micro_batches_of(batch)
+
+    def _has_room(self, batch: LogicalBatch, *, is_first: bool) -> bool:
+        """Whether there may be another step.
+
+        Where an interruption lost some, an epoch may end early, so that what was trained can be
+        saved. To begin an epoch without a budget is an error.
+        """
+        try:
+            self._budget.require_room(self._steps_taken, pass_number=batch.pass_number)
+        except BudgetExhaustedError as error:
+            if is_first or not self._budget.lost_steps:
+                raise
+            batch.discard()
+            warnings.warn(str(error), stacklevel=3)
+            return False
+        return True
 
     def _micro_batches_of(self, batch: LogicalBatch) -> Iterator[Any]:
         for micro_batch in batch:

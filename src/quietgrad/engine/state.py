@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,26 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
                 f"{value!r}: a run is resumed as it was begun. To go on with other settings, "
                 "train a new engine with ledger= the old one's ledger; both then count."
             )
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """The state in a file. Only plain data is read from it, never code.
+
+    Raises:
+        EngineStateError: the file holds no state, or not a whole one.
+    """
+    try:
+        state = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of torch.load
+        raise EngineStateError(
+            f"{path} cannot be read as a checkpoint: restore a copy of it. The ledger still says "
+            "what was spent."
+        ) from error
+    if not isinstance(state, dict):
+        raise EngineStateError(f"{path} is not a checkpoint of an engine.")
+    return state
 
 
 def global_rng(seed: int | None) -> torch.Tensor | None:

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_positive
 from quietgrad.engine import PrivacyEngine
-from quietgrad.errors import BudgetExhaustedError
 from quietgrad.recipes.recipe import Recipe, Split
 
 
@@ -89,17 +88,13 @@ def train_private(
     """
     seconds = 0.0
     report = _report(engine.epochs_completed, model, split, engine.epsilon())
-    has_budget = True
-    while has_budget and engine.epochs_completed < recipe.epochs:
+    while engine.has_budget and engine.epochs_completed < recipe.epochs:
         started = time.perf_counter()
-        try:
-            for batch in engine.batches():
-                for x, y in batch:
-                    engine.backward(F.cross_entropy(model(x), y, reduction="none"))
-                engine.step()
-                on_step()
-        except BudgetExhaustedError:
-            has_budget = False
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(F.cross_entropy(model(x), y, reduction="none"))
+            engine.step()
+            on_step()
         seconds += time.perf_counter() - started
         report = _report(engine.epochs_completed, model, split, engine.epsilon())
         on_epoch(report)

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_count
-from quietgrad.accounting.participation import Participation, Passes, TruncatedPoisson
+from quietgrad.accounting.participation import Participation, Passes, Poisson, TruncatedPoisson
 from quietgrad.errors import SamplingError
 from quietgrad.sampling.draws import Resumption
 from quietgrad.sampling.own_pass import OwnPass
 from quietgrad.sampling.population import require_batch_size
+
+_RATE_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +86,11 @@ class OwnSampler:
 
         Raises:
             TypeError: nothing says how many batches a pass has.
+            ValueError: the declared rate is not that of such batches.
             SamplingError: a pass is longer than was declared.
         """
         require_batch_size(batch_size, population)
+        _require_same_size(self.accounted_as, population, batch_size)
         length = _length(self.batch_sampler, self.accounted_as)
         accounting = _no_kinder(self.accounted_as, population, length)
         return OwnDraws(self.batch_sampler, population, length, accounting)
@@ -108,6 +112,19 @@ def _require_repeatable(batches: object) -> None:
             f"expected a batch sampler, got {type(batches).__name__}, which can be iterated only"
             " once: every pass needs its batches. Pass an object whose __iter__ starts anew, such"
             " as a list or a torch BatchSampler"
+        )
+
+
+def _require_same_size(declared: Participation, population: int, batch_size: int) -> None:
+    """A rate that is mistyped would make epsilon whatever one likes."""
+    if not isinstance(declared, Poisson | TruncatedPoisson):
+        return
+    expected = declared.rate * population
+    if abs(expected - batch_size) > _RATE_TOLERANCE * batch_size + 0.5:
+        raise ValueError(
+            f"the declared rate={declared.rate:g} draws {expected:.6g} of {population} samples on"
+            f" average, and batch_size is {batch_size}: expected the same. Declare the rate that is"
+            " drawn with, and pass the batch size that goes with it"
         )
 
 

@@ -16,7 +16,7 @@ from quietgrad.accounting.accountants.contract import Precision, PrivacyProfile
 from quietgrad.accounting.accountants.gdp import GaussianProfile
 from quietgrad.accounting.accountants.grid import GRIDS
 from quietgrad.accounting.accountants.rounding import merge_similar
-from quietgrad.accounting.adjacency import REPLACE, Adjacency, most_samples
+from quietgrad.accounting.adjacency import REPLACE, Adjacency
 from quietgrad.accounting.releases import Release, Releases
 
 _LEAST_NOISE = 1e-3  # less of it spends an epsilon above 10^5: no need to resolve how much
@@ -117,7 +117,7 @@ def _single(release: Release, adjacency: Adjacency, interval: float) -> Any:
         # A mixture over whether the draw is cut (arXiv 2508.15089; section 4.3 of the supplementary
         # material of dp-accounting).
         single = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
-            dataset_size=most_samples(cut.population, adjacency),
+            dataset_size=cut.population,
             sampling_probability=cut.rate,
             truncated_batch_size=cut.largest,
             noise_multiplier=release.noise_multiplier,

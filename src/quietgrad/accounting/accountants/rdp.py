@@ -15,14 +15,14 @@ from quietgrad.accounting.accountants.contract import Precision
 from quietgrad.accounting.accountants.quiet import quiet_absl
 from quietgrad.accounting.accountants.rounding import merge_similar
 from quietgrad.accounting.accountants.substitution import Vector, sampled_substitution_rdp
-from quietgrad.accounting.adjacency import REPLACE, Adjacency, most_samples
+from quietgrad.accounting.adjacency import REPLACE, Adjacency
 from quietgrad.accounting.releases import Release
 
 _LEAST_NOISE = 1e-3  # less of it spends an epsilon above 10^5: no need to resolve how much
 # Divergences next to zero come with rounding errors of either sign, and dp-accounting takes a
 # negative one for a proof of perfect privacy.
 _ROUNDING = 1e-14
-_MOST_ROUNDS = 1000
+_MOST_ROUNDS = 200
 _STRIDE = 1 + 1e-9  # a little further than needed, so that rounds end
 
 
@@ -49,7 +49,7 @@ class RDP:
         for release, count in merge_similar(releases).items():
             single = _divergences(release, adjacency, orders)
             total += count * (np.maximum(single, 0.0) + _ROUNDING)
-            cuts += count * _chance_of_a_cut(release, adjacency)
+            cuts += count * _chance_of_a_cut(release)
         return RenyiProfile(orders, total, cuts)
 
 
@@ -134,11 +134,11 @@ def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: V
     return np.asarray(accountant.divergences, dtype=np.float64)
 
 
-def _chance_of_a_cut(release: Release, adjacency: Adjacency) -> float:
-    """Probability that one draw exceeds the largest batch, on either of two neighbours."""
+def _chance_of_a_cut(release: Release) -> float:
+    """Probability that one draw exceeds the largest batch."""
     if release.truncation is None:
         return 0.0
     from scipy.stats import binom  # slow to import: only when needed
 
     cut = release.truncation
-    return float(binom.sf(cut.largest, most_samples(cut.population, adjacency), cut.rate))
+    return float(binom.sf(cut.largest, cut.population, cut.rate))

@@ -1,0 +1,19 @@
+"""Files that are whole or not there. A leaf module without torch."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place, flush it to the disk, and move it there in one go.
+
+    A crash leaves the old file or the new one, never half of one.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as stream:
+        write(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)

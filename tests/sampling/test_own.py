@@ -16,8 +16,12 @@ CUT = TruncatedPoisson(rate=0.5, largest=2, population=5)
 
 
 def own_loader(batches, accounted_as, data=FOUR, **options):
-    draws = OwnSampler(batches, accounted_as).bind(len(data), 1)
+    draws = OwnSampler(batches, accounted_as).bind(len(data), _batch_size(accounted_as, len(data)))
     return BatchLoader(data, draws, **options)
+
+
+def _batch_size(accounted_as, population):
+    return max(1, round(getattr(accounted_as, "rate", 0) * population))
 
 
 class NoLength:

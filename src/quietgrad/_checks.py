@@ -11,6 +11,8 @@ import numpy as np
 
 Choice = TypeVar("Choice")
 
+_MOST = 2**63
+
 
 def require_rate(name: str, value: object) -> float:
     """A probability in (0, 1]."""
@@ -45,9 +47,12 @@ def require_number(name: str, value: object, *, at_least: float) -> float:
 
 
 def require_count(name: str, value: object, *, at_least: int) -> int:
-    """An integer not below `at_least`."""
-    if isinstance(value, int | np.integer) and _number(value) >= at_least:
-        return int(value)
+    """An integer not below `at_least`, and not beyond what a machine counts with."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if at_least <= int(value) < _MOST:
+            return int(value)
+        if int(value) >= _MOST:
+            raise _wrong(name, "a number of 20 digits or more", f"an integer below {_MOST}")
     raise _wrong(name, value, f"an integer >= {at_least}")
 
 
@@ -63,7 +68,10 @@ def _number(value: object) -> float:
     """The value as a float; not a number, which fails every comparison, if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return math.nan
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
 
 
 def _wrong(name: str, value: object, expected: str) -> ValueError:

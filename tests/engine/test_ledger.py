@@ -283,3 +283,12 @@ def test_an_own_samplers_rate_must_go_with_the_batch_size():
     own = OwnSampler([[0, 1, 2], [3, 4, 5]], accounted_as=Poisson(0.001))
     with pytest.raises(ValueError, match=r"rate=0.001 draws 0.024 of 24.*batch_size is 3"):
         attach(mlp(), sampling=own, batch_size=3)
+
+
+def test_a_schedule_within_shuffled_passes_keeps_the_target():
+    model = mlp()
+    plan = {"epsilon": 3.0, "epochs": 4, "sampling": "shuffled", "adjacency": "replace-one"}
+    engine = attach(model, noise_schedule=lambda step: 1.0 + step % 2, **plan)
+    for _ in range(4):
+        train(engine, model, steps=3)
+    assert 2.99 <= engine.epsilon() <= 3.0

@@ -84,9 +84,12 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
-        """What `to_dict` wrote."""
-        events = (GaussianEvent.from_dict(each) for each in data["events"])
-        return cls(events, adjacency=data["adjacency"], id=data["id"])
+        """What `to_dict` wrote; LedgerError if it did not write this."""
+        try:
+            events = [GaussianEvent.from_dict(each) for each in data["events"]]
+            return cls(events, adjacency=data["adjacency"], id=data["id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"what was saved is no ledger: {error!r}") from error
 
     def __repr__(self) -> str:
         return f"Ledger({self._events!r}, adjacency={self._adjacency!r})"

@@ -177,13 +177,13 @@ class Budget:
     def _calibrated(self) -> float:
         assert self._planned_steps is not None
         assert self._target is not None
-        factors = Counter(self._factors)
+        steps, passes = Counter(self._factors), self._planned_passes()
         if self._ledger.events:
             self._warn_of_what_was_spent()
         return accounting.calibrate_plan(
             lambda sigma: [
-                GaussianEvent(sigma * factor, self._sampling, steps)
-                for factor, steps in factors.items()
+                GaussianEvent(sigma * factor, self._sampling, steps[factor], passes[factor])
+                for factor in steps
             ],
             epsilon=self._target,
             delta=self._delta,
@@ -191,6 +191,14 @@ class Budget:
             adjacency=self._ledger.adjacency,
             spent=self._ledger.events,
         )
+
+    def _planned_passes(self) -> Counter[float]:
+        """In how many passes each factor occurs: as they will be recorded."""
+        passes: Counter[float] = Counter()
+        if isinstance(self._sampling, Passes):
+            for start in range(0, len(self._factors), self._sampling.length):
+                passes.update(set(self._factors[start : start + self._sampling.length]))
+        return passes
 
     def _warn_of_what_was_spent(self) -> None:
         spent = self._ledger.epsilon(self._delta, accountant=self._accountant)

@@ -11,7 +11,7 @@ import numpy as np
 
 Choice = TypeVar("Choice")
 
-_MOST = 2**63
+_MOST = 10**30
 
 
 def require_rate(name: str, value: object) -> float:
@@ -52,7 +52,7 @@ def require_count(name: str, value: object, *, at_least: int) -> int:
         if at_least <= int(value) < _MOST:
             return int(value)
         if int(value) >= _MOST:
-            raise _wrong(name, "a number of 20 digits or more", f"an integer below {_MOST}")
+            raise _wrong(name, "a number of 31 digits or more", "an integer below 10^30")
     raise _wrong(name, value, f"an integer >= {at_least}")
 
 

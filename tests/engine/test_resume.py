@@ -326,6 +326,21 @@ def test_an_epoch_that_lost_steps_ends_early_and_the_next_is_refused(tmp_path):
         resumed.batches()
 
 
+def test_steps_lost_in_an_earlier_crash_are_remembered(tmp_path):
+    target = {"epsilon": 2.0, "epochs": 2, "ledger": tmp_path / "ledger.jsonl"}
+    states = []
+    engine = attach(mlp(), **target)
+    train(engine, engine._model, steps=2, each_step=lambda: states.append(engine.state_dict()))
+    for _ in range(2):  # a crash that loses a step, and a stop that loses none
+        engine.ledger.close()
+        engine = attach(mlp(), **target)
+        engine.load_state_dict(states[0])
+        states = [engine.state_dict()]
+    assert _walk(engine, engine._model) == 2
+    with pytest.warns(UserWarning, match="1 were recorded and then lost"):
+        assert _walk(engine, engine._model) == 2
+
+
 def test_saving_to_a_file_and_loading_it(tmp_path):
     path = tmp_path / "checkpoint.pt"
     model = mlp()

@@ -134,6 +134,7 @@ class Budget:
         return {
             "noise_multiplier": self.noise_multiplier,
             "recorded": self._recorded,
+            "lost": self._lost,
             "pass_number": self._pass_number,
             "noise_in_pass": sorted(self._noise_in_pass),
         }
@@ -150,7 +151,7 @@ class Budget:
             same_pass: whether the pass that was under way goes on with the same batches.
         """
         self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
-        self._lost = lost
+        self._lost = state["lost"] + lost
         self._recorded = state["recorded"] + (lost if same_history else 0)
         self._ledger_steps = self._ledger.steps
         self._is_off_plan |= not same_history or (lost > 0 and self._schedule is not None)

@@ -370,3 +370,62 @@ def test_a_ledger_that_was_lost_is_filled_from_the_checkpoint_and_says_so(tmp_pa
     with pytest.warns(UserWarning, match=r"3 steps.*not in this ledger.*unknown"):
         resumed.load_state_dict(state)
     assert resumed.ledger.steps == 3
+
+
+def test_a_state_is_a_copy_that_training_does_not_change():
+    model = mlp()
+    engine = attach(model)
+    train(engine, model, steps=2)
+    state, weights = engine.state_dict(), flat(model)
+    train(engine, model, steps=3)
+    other = mlp()
+    attach(other).load_state_dict(state)
+    assert torch.equal(flat(other), weights)
+
+
+def test_a_pass_redone_by_loading_in_the_same_engine_counts_again():
+    model = mlp()
+    engine = attach(model, **options_of("shuffled"))
+    states = []
+    train(engine, model, steps=2, each_step=lambda: states.append(engine.state_dict()))
+    for _ in range(3):
+        engine.load_state_dict(states[0])
+        train(engine, model, steps=1)
+    assert sum(event.passes for event in engine.ledger.events) == 4
+
+
+def test_two_engines_that_continue_one_pass_count_it_twice():
+    model = mlp()
+    engine = attach(model, **options_of("shuffled"))
+    train(engine, model, steps=1)
+    state = engine.state_dict()
+    twins = [attach(mlp(), **options_of("shuffled"), ledger=engine.ledger) for _ in range(3)]
+    for twin in twins:
+        twin.load_state_dict(state)
+    for twin in twins:
+        train(twin, twin._model, steps=1)
+    assert sum(event.passes for event in engine.ledger.events) >= 3
+
+
+def test_batches_from_before_a_load_are_refused():
+    model = mlp()
+    engine = attach(model)
+    old = engine.batches()
+    state = engine.state_dict()
+    engine.load_state_dict(state)
+    with pytest.raises(EngineStateError, match="take new ones"):
+        next(old)
+        next(old)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps_taken", 50), ("recorded", 0), ("recorded", float("nan"))]
+)
+def test_a_state_that_contradicts_itself_is_refused(field, value):
+    model = mlp()
+    engine = attach(model)
+    train(engine, model, steps=2)
+    state = engine.state_dict()
+    (state if field == "steps_taken" else state["budget"])[field] = value
+    with pytest.raises(EngineStateError, match="contradicts itself"):
+        attach(mlp()).load_state_dict(state)

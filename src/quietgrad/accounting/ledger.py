@@ -1,5 +1,6 @@
 """The record of what was released so far."""
 
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ class Ledger:
         self._adjacency = require_adjacency(adjacency)
         self._id = id or uuid4().hex
         self._file: LedgerFile | None = None
+        self._lock = threading.Lock()
         self._events: list[GaussianEvent] = []
         self._epsilons: dict[tuple[float, str], float] = {}
         for event in events:
@@ -120,9 +122,10 @@ class Ledger:
         Raises:
             LedgerError: it could not be written; then it must not be released.
         """
-        if self._file is not None:
-            self._file.append(event)
-        self._append(event)
+        with self._lock:
+            if self._file is not None:
+                self._file.append(event)
+            self._append(event)
 
     def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
         """Upper bound on what everything together spends at `delta`; kept until the next step."""

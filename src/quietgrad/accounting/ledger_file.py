@@ -37,6 +37,7 @@ class LedgerFile:
         self._stream: BinaryIO | None = stream
         self._hash = content.hash
         self._size = content.size
+        self._process = os.getpid()
         self.id = content.id
         self.adjacency = content.adjacency
         self.events = content.events
@@ -83,6 +84,11 @@ class LedgerFile:
         """Write one line, and return when it is on the disk."""
         if self._stream is None:
             raise LedgerError(f"{self.path} was closed, so nothing can be released any more")
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"{self.path} belongs to the process that opened it: a forked one cannot record in"
+                " it, so nothing was released"
+            )
         if not self.is_in_place:
             raise LedgerError(
                 f"{self.path} was moved, deleted or changed while in use, so nothing was"
@@ -99,8 +105,12 @@ class LedgerFile:
                 f"{self.path} cannot be written ({error}), so nothing was released. Make room or"
                 " repair the disk, then resume from the last checkpoint"
             ) from error
-        self._hash = digest
-        self._size += len(line)
+        except BaseException:  # Ctrl-C in the middle: the line is written all the same
+            with suppress(OSError):
+                _flush(self._stream)
+            self._hash, self._size = digest, self._size + len(line)
+            raise
+        self._hash, self._size = digest, self._size + len(line)
 
     def close(self) -> None:
         """Let go of the file and its lock."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from quietgrad.cli.rounding import printed
 from quietgrad.recipes.training import EpochReport, OnEpoch
 
 _PLAIN_LINES = 6
@@ -44,7 +45,11 @@ def _line(console: Console, title: str, report: EpochReport, epochs: int, every:
 
 def _status(report: EpochReport) -> str:
     status = f"test loss {report.test_loss:.3f}  accuracy {report.test_accuracy:.1%}"
-    return status if report.epsilon is None else f"{status}  epsilon {report.epsilon:.2f}"
+    return (
+        status
+        if report.epsilon is None
+        else f"{status}  epsilon {printed(report.epsilon, decimals=2)}"
+    )
 
 
 def _ignore(report: EpochReport) -> None:

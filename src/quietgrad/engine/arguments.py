@@ -16,7 +16,7 @@ _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
 def checked_batch_size(batch_size: int, size: int) -> int:
     """At most the whole data set."""
-    require_count("batch_size", batch_size, at_least=1)
+    batch_size = require_count("batch_size", batch_size, at_least=1)
     if batch_size > size:
         raise ValueError(
             f"batch_size={batch_size} is larger than the data set of {size} samples: expected at "
@@ -27,7 +27,7 @@ def checked_batch_size(batch_size: int, size: int) -> int:
 
 def checked_delta(delta: float, size: int) -> float:
     """A probability, with a warning if it is too large to mean anything."""
-    require_delta("delta", delta)
+    delta = require_delta("delta", delta)
     if delta >= 1 / size:
         warnings.warn(
             f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in "

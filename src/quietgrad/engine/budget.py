@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quietgrad import accounting
-from quietgrad._checks import require_positive
+from quietgrad._checks import require_count, require_positive
 from quietgrad.accounting import GaussianEvent, Ledger, Participation, Passes
 from quietgrad.engine.schedules import NoiseSchedule, in_steps
 from quietgrad.errors import BudgetExhaustedError
@@ -65,6 +65,7 @@ class Budget:
         self._lost = 0
         self._pass_number: int | None = None
         self._noise_in_pass: set[float] = set()
+        self._continues_pass = False
         if not ledger.events:
             # Otherwise only when it is needed: a run that is resumed brings its noise along.
             _ = self.noise_multiplier
@@ -120,6 +121,8 @@ class Budget:
         Returns:
             The noise multiplier that was recorded, and must be used.
         """
+        if self._continues_pass and self._ledger.steps != self._ledger_steps:
+            self._forget_pass()  # another engine may be going through the same pass
         event = self._event(step, pass_number)
         self._ledger.record(event)
         if self._pass_number != pass_number:
@@ -135,6 +138,7 @@ class Budget:
             "noise_multiplier": self.noise_multiplier,
             "recorded": self._recorded,
             "lost": self._lost,
+            "is_off_plan": self._is_off_plan,
             "pass_number": self._pass_number,
             "noise_in_pass": sorted(self._noise_in_pass),
         }
@@ -151,13 +155,23 @@ class Budget:
             same_pass: whether the pass that was under way goes on with the same batches.
         """
         self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
+        require_count("recorded", state["recorded"], at_least=0)
         self._lost = state["lost"] + lost
         self._recorded = state["recorded"] + (lost if same_history else 0)
         self._ledger_steps = self._ledger.steps
-        self._is_off_plan |= not same_history or (lost > 0 and self._schedule is not None)
+        # Steps that were repeated are as many as planned, but they may have had less noise.
+        mechanisms = {(event.noise_multiplier, event.sampling) for event in self._ledger.events}
+        self._is_off_plan |= state["is_off_plan"] or not same_history
+        self._is_off_plan |= lost > 0 and (self._schedule is not None or len(mechanisms) > 1)
+        self._forget_pass()
         if same_pass and not lost:
             self._pass_number = state["pass_number"]
             self._noise_in_pass = set(state["noise_in_pass"])
+            self._continues_pass = True
+
+    def _forget_pass(self) -> None:
+        """What follows counts as a pass of its own."""
+        self._pass_number, self._noise_in_pass, self._continues_pass = None, set(), False
 
     def _event(self, step: int, pass_number: int | None) -> GaussianEvent:
         sigma = self.noise_multiplier * self._factor(step)

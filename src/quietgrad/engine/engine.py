@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -149,6 +150,7 @@ class PrivacyEngine:
         self._steps_taken = 0
         self._nonfinite = 0
         self._stepping = False
+        self._generation = 0
 
         self._ledger = opened_ledger(ledger, adjacency, draws.accounting)
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
@@ -219,12 +221,13 @@ class PrivacyEngine:
         self._require_same_parameters()
         # First the ledger, then the update: a crash in between overstates what was spent.
         sigma = self._budget.record(self._steps_taken, pass_number=self._batch.pass_number)
+        # Also if the optimizer fails: part of the update may be in the weights by then.
+        step, self._steps_taken = self._steps_taken, self._steps_taken + 1
+        self._last_batch = self._batch
         self._stepping = True
         try:
-            self._write_private_gradients(sigma * self.sensitivity)
+            self._write_private_gradients(step, sigma * self.sensitivity)
             self._optimizer.step()
-            self._steps_taken += 1
-            self._last_batch = self._batch
         finally:
             self._stepping = False
             self._end_batch()
@@ -336,8 +339,8 @@ class PrivacyEngine:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
-        As with a module's ``state_dict``, tensors are not copied. ``torch.save`` it, and load it
-        with ``torch.load(..., weights_only=True)``.
+        Unlike a module's ``state_dict`` it is a copy, which training does not change. ``torch.save``
+        it, and load it with ``torch.load(..., weights_only=True)``.
         """
         if self._progress.begun:
             raise EngineStateError(
@@ -346,8 +349,9 @@ class PrivacyEngine:
         return stamped(
             {
                 "settings": self._settings,
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                # Copies: weights that go on changing would run ahead of the ledger beside them.
+                "model": copy.deepcopy(self._model.state_dict()),
+                "optimizer": copy.deepcopy(self._optimizer.state_dict()),
                 "position": self._loader.bookmark(self._last_batch),
                 "budget": self._budget.state_dict(),
                 "ledger": self._ledger.to_dict(),
@@ -366,6 +370,7 @@ class PrivacyEngine:
         if self._progress.begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
         require_fitting(state, self._settings)
+        self._generation += 1
         # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
         saved = Ledger.from_dict(state["ledger"])
         same_history = not self._ledger.events or saved.id == self._ledger.id
@@ -403,13 +408,13 @@ class PrivacyEngine:
     ) -> dict[str, Any]:
         """What must be the same when a run is resumed, as plain data."""
         return {
-            "noise_multiplier": noise_multiplier,
+            "noise_multiplier": None if noise_multiplier is None else float(noise_multiplier),
             "noise_schedule": self._budget.schedule,
             "batch_size": self._batch_size,
             "dataset size": self._population,
             "delta": self._delta,
-            "epsilon": epsilon,
-            "epochs": epochs,
+            "epsilon": None if epsilon is None else float(epsilon),
+            "epochs": None if epochs is None else int(epochs),
             "accountant": self._accountant,
             "adjacency": self._ledger.adjacency,
             "sampling": participation.to_dict(self._loader.draws.accounting),
@@ -419,8 +424,13 @@ class PrivacyEngine:
         }
 
     def _epoch(self) -> Iterator[Iterator[Any]]:
-        begun_at = self._steps_taken
+        begun_at, generation = self._steps_taken, self._generation
         for batch in self._loader:
+            if generation != self._generation:
+                raise EngineStateError(
+                    "a state was loaded since these batches were begun: take new ones from "
+                    "engine.batches()."
+                )
             if not self._has_room(batch, is_first=self._steps_taken == begun_at):
                 return
             self._progress.begin(batch.micro_sizes)
@@ -460,8 +470,8 @@ class PrivacyEngine:
             known = self._sums.get(name)
             self._sums[name] = total if known is None else known.add_(total)
 
-    def _write_private_gradients(self, std: float) -> None:
-        self._noise.begin_step(self._steps_taken)
+    def _write_private_gradients(self, step: int, std: float) -> None:
+        self._noise.begin_step(step)
         for name, parameter in self._capture.parameters.trainable().items():
             gradient = self._noise.sample(parameter, std)
             if name in self._sums:

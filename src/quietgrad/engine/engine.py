@@ -339,8 +339,8 @@ class PrivacyEngine:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
-        Unlike a module's ``state_dict`` it is a copy, which training does not change. ``torch.save``
-        it, and load it with ``torch.load(..., weights_only=True)``.
+        Unlike a module's ``state_dict`` it is a copy, which training does not change.
+        ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
         if self._progress.begun:
             raise EngineStateError(

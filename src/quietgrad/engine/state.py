@@ -38,8 +38,8 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
     held = sum(event.get("steps", 0) for event in state["ledger"].get("events", ()))
     if not all(type(each) is int for each in (taken, recorded)) or not taken <= recorded <= held:
         raise EngineStateError(
-            f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in its "
-            "ledger. It was edited, or put together from two; restore a copy of it."
+            f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in "
+            "its ledger. It was edited, or put together from two; restore a copy of it."
         )
     saved = state["settings"]
     for name, value in settings.items():

@@ -19,22 +19,25 @@ MAY_IMPORT = {
     "_names": set(),
     "_version": set(),
     "errors": set(),
+    "keystream": set(),
     "factors": set(),
     "strategies": {"factors"},
     "capture": {"errors", "factors"},
     "clipping": {"_names"},
     "grouping": {"_names", "clipping"},
-    "noise": {"_checks"},
+    "noise": {"_checks", "_names", "keystream"},
     "accounting": {"_checks", "_names", "_version", "errors"},
-    "sampling": {"_checks", "_names", "accounting", "errors"},
+    "sampling": {"_checks", "_names", "accounting", "errors", "keystream"},
     "progress": {"errors"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
+MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
+MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
-MAY_IMPORT["plots"] = {"_checks", "accounting", "errors"}
+MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "errors"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {"recipes", "plots", "cli"}  # quietgrad/__init__.py itself
 

@@ -19,16 +19,19 @@ from quietgrad._version import __version__ as __version__
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
-    from quietgrad import accounting, clipping, errors, grouping, sampling
+    from quietgrad import accounting, audit, clipping, errors, grouping, sampling
     from quietgrad.capture import detach
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
+    from quietgrad.inspection import check
 
 __all__ = [
     "ClippedSum",
     "PrivacyEngine",
     "QuietgradError",
     "accounting",
+    "audit",
+    "check",
     "clipped_sum",
     "clipping",
     "detach",
@@ -38,10 +41,11 @@ __all__ = [
     "sampling",
 ]
 
-_MODULES = {"accounting", "clipping", "errors", "grouping", "sampling"}
+_MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling"}
 _HOMES = {
     "ClippedSum": "functional",
     "PrivacyEngine": "engine",
+    "check": "inspection",
     "clipped_sum": "functional",
     "detach": "capture",
     "per_sample_grads": "functional",

@@ -12,8 +12,12 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     A crash leaves the old file or the new one, never half of one.
     """
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as stream:
-        write(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

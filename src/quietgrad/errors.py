@@ -25,8 +25,20 @@ class StrayGradientError(QuietgradError):
     """A gradient flowed, or was about to be applied, outside the engine."""
 
 
+class EscapedGradientError(StrayGradientError):
+    """A gradient of the engine's own backward pass went past the clipping."""
+
+
+class BoundError(QuietgradError):
+    """A clipped gradient, or a sum of them, is larger than what the noise covers."""
+
+
+class MemoryExhaustedError(QuietgradError):
+    """A micro-batch does not fit in memory."""
+
+
 class EngineStateError(QuietgradError):
-    """The engine's verbs were called out of order."""
+    """The engine's verbs were called out of order, or after a guard was violated."""
 
 
 class TrainableSetError(QuietgradError):

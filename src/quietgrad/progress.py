@@ -32,13 +32,19 @@ class Progress:
     def fetch(self) -> int:
         """The next micro-batch is handed out; its size."""
         assert self._sizes is not None
-        if self._propagated < self._fetched:
-            raise EngineStateError(
-                "a micro-batch was passed over: engine.backward() must be called exactly once for "
-                "each, since skipping some by what they contain would not be covered by the noise."
-            )
+        self.require_none_passed_over()
         self._fetched += 1
         return self._sizes[self._fetched - 1]
+
+    def require_none_passed_over(self) -> None:
+        """Refuse to go on before what was handed out has been back-propagated."""
+        if self.begun and self._propagated < self._fetched:
+            raise EngineStateError(
+                "a micro-batch was passed over: engine.backward() must be called exactly once for "
+                "each, since skipping some by what they contain would not be covered by the noise. "
+                "(Batches are iterated, not unpacked: 'for batch in engine.batches()', and in it "
+                "'for x, y in batch'.)"
+            )
 
     def require_micro_batch(self) -> int:
         """The size of the micro-batch that is to be back-propagated now."""

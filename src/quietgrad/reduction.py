@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.clipping import Clipping
-from quietgrad.errors import QuietgradError
+from quietgrad.errors import BoundError
 from quietgrad.factors import Factor
 from quietgrad.grouping import Group
 from quietgrad.strategies import Evaluator
@@ -83,7 +83,7 @@ class ClippedReducer:
         bound = self._clipping.bound(group.radius)
         largest = (norms * weights.abs()).max().item() if len(norms) else 0.0
         if not largest <= bound * (1 + _ROUNDING):
-            raise QuietgradError(
+            raise BoundError(
                 f"clipping by {self._clipping} left a norm of {largest:.6g} in group "
                 f"'{group.name}', above its bound {bound:.6g}: the noise would not cover it."
             )

@@ -56,19 +56,28 @@ class RunFolder:
             raise RunFolderError(f"{self._config} is not a configuration: expected a JSON object")
         return config
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Make the folder for a new run.
-
-        Raises:
-            RunFolderError: there is one in it already, or a ledger whose run is unknown.
-        """
+    def require_free(self) -> None:
+        """Refuse a folder that has a run in it, or a ledger whose run is unknown."""
         if self.has_run or self.ledger.exists():
             raise RunFolderError(
                 f"{self.path} holds a run already: resume it, or choose another folder. Its ledger "
                 "says what was spent, so it is not overwritten"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        _write_json(self._config, config)
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Make the folder for a new run.
+
+        Raises:
+            RunFolderError: it is not free, or it cannot be made.
+        """
+        self.require_free()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write_json(self._config, config)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path} cannot be made ({error}): expected a place for a folder"
+            ) from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Keep what came out of the run, in `result.json`."""

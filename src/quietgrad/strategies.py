@@ -39,7 +39,7 @@ class Evaluator:
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
-        match self._choose(factor):
+        match self.choice(factor):
             case "keep":
                 dense = Dense(factor.materialize())
                 self._held += _bytes_of(dense)
@@ -54,7 +54,8 @@ class Evaluator:
         if isinstance(factor, Dense):
             self._held = max(0, self._held - _bytes_of(factor))
 
-    def _choose(self, factor: Factor) -> Strategy:
+    def choice(self, factor: Factor) -> Strategy:
+        """How a factor would be evaluated now."""
         if isinstance(factor, Dense):
             return "ghost"
         if self._strategy != "auto":

@@ -62,14 +62,83 @@ def test_another_history_is_added(saved):
     assert other.epsilon(1e-5) > saved.epsilon(1e-5)
 
 
-def test_nothing_is_ever_taken_out(saved):
+def test_nothing_is_ever_taken_out_and_what_is_known_is_not_added_again(saved):
     other = Ledger([step(8.0, 4)])
     before = other.epsilon(1e-5)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="5 steps that were saved elsewhere"):
-            other.cover(saved)
-        assert other.epsilon(1e-5) >= before
-        before = other.epsilon(1e-5)
+    with pytest.warns(UserWarning, match="5 steps that were saved elsewhere"):
+        other.cover(saved)
+    after = other.epsilon(1e-5)
+    assert after >= before
+    assert other.cover(saved) == 4
+    assert (other.steps, other.epsilon(1e-5)) == (9, after)
+
+
+def test_two_continuations_of_one_checkpoint_are_told_apart_and_both_count():
+    first = Ledger()
+    first.record(step(4.0, 10))
+    second = copy(first)
+    first.record(step(4.0, 5))
+    second.record(step(4.0, 5))
+    assert first.steps == second.steps == 15
+    with pytest.warns(UserWarning, match="5 steps that were saved elsewhere"):
+        assert first.cover(second) == 5
+    assert first.events == (step(4.0, 20),)
+    assert first.cover(second) == 5
+    assert first.steps == 20
+    assert second.cover(first) == 0
+    assert second.steps == 20
+
+
+def test_continuations_in_files_are_told_apart(tmp_path):
+    first = Ledger.open(tmp_path / "first.jsonl")
+    first.record(step(4.0, 10))
+    saved = first.to_dict()
+    first.record(step(4.0, 5))
+    second = Ledger()
+    second.cover(Ledger.from_dict(saved))
+    second.record(step(4.0, 3))
+    with pytest.warns(UserWarning, match="3 steps that were saved elsewhere"):
+        assert first.cover(second) == 5
+    first.close()
+    again = Ledger.open(tmp_path / "first.jsonl")
+    assert again.steps == 18
+    assert again.cover(second) == 5
+    assert again.steps == 18
+    again.close()
+
+
+def test_a_forked_process_records_as_another(monkeypatch):
+    parent = Ledger()
+    parent.record(step())
+    child = copy(parent)
+    child._session = parent._session  # a fork copies all there is
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    child.record(step())
+    monkeypatch.undo()
+    parent.record(step())
+    with pytest.warns(UserWarning, match="1 steps"):
+        parent.cover(child)
+    assert parent.steps == 3
+
+
+def test_a_ledger_from_before_sessions_is_read(saved):
+    data = saved.to_dict()
+    for event in data["events"]:
+        del event["session"]
+    old = Ledger.from_dict(data)
+    assert old.events == saved.events
+    assert old.cover(saved) == 0
+    assert old.steps == saved.steps
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 3, {"steps": 1}])
+def test_only_events_are_recorded(wrong):
+    book = Ledger()
+    with pytest.raises(TypeError, match=r"expected a GaussianEvent, got"):
+        book.record(wrong)
+    assert book.steps == 0
+    with pytest.raises(TypeError, match=r"expected a GaussianEvent, got"):
+        Ledger([wrong])
 
 
 @pytest.mark.parametrize(

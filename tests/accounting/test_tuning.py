@@ -139,3 +139,21 @@ def test_contradictions_are_refused():
 def test_sampling_whose_cost_is_not_known_is_refused(sampling, match):
     with pytest.raises(ValueError, match=match):
         tuned(**SEARCH, noise_multiplier=1.0, steps=10, sampling=sampling)
+
+
+@pytest.mark.parametrize("distribution", ["poisson", "geometric", "logarithmic"])
+def test_a_loss_too_small_to_compute_with_is_bounded_all_the_same(distribution):
+    def spent(sigma):
+        options = {"delta": 1e-5, "sample_rate": 1e-3, "steps": 1, "distribution": distribution}
+        return tuned(mean_runs=10, noise_multiplier=sigma, **options).epsilon
+
+    assert 0 < spent(1e9) <= spent(1e3)
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out-one"])
+def test_the_cost_is_known_for_adding_and_removing_alone(adjacency):
+    run = [GaussianEvent(1.0, Poisson(0.1))]
+    with pytest.raises(ValueError, match=rf"adjacency='{adjacency}'.*one ledger"):
+        tuned(mean_runs=10, delta=1e-5, events=run, adjacency=adjacency)
+    with pytest.raises(ValueError, match="adjacency="):
+        tuned(mean_runs=10, delta=1e-5, events=run, adjacency="something")

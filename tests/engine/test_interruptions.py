@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import quietgrad
-from quietgrad.errors import EngineStateError, QuietgradError
+from quietgrad.errors import EngineStateError, LossError, QuietgradError, SampleMixingError
 
 from .helpers import QUIET, attach, data, flat, losses, mlp
 
@@ -155,18 +155,28 @@ def test_an_error_in_a_later_backward_leaves_the_first_half_for_a_repetition(att
 
 
 def test_a_refused_loss_can_be_mended(attached):
-    """A loss that mixes samples teaches the engine nothing that would stand in the way later."""
+    """A loss of the wrong shape is a slip: nothing ran yet, and the right one is taken."""
     model, engine = attached
     batch = next(engine.batches())
     x, y = next(batch)
-    with pytest.raises(QuietgradError):
-        engine.backward(losses(model, x, y).mean().expand(len(x)))
-    with pytest.raises(QuietgradError):
+    with pytest.raises(LossError):
         engine.backward(losses(model, x, y).mean())
+    with pytest.raises(LossError):
+        engine.backward(losses(model, x, y)[:2])
     before = copy.deepcopy(model)
     engine.backward(losses(model, x, y))
     finish(engine, model, batch)
     assert_one_step(model, before)
+
+
+def test_a_loss_that_mixes_samples_ends_the_engine(attached):
+    model, engine = attached
+    batch = next(engine.batches())
+    x, y = next(batch)
+    with pytest.raises(SampleMixingError):
+        engine.backward(losses(model, x, y).mean().expand(len(x)))
+    with pytest.raises(EngineStateError, match=r"guard was violated.*SampleMixingError"):
+        engine.backward(losses(model, x, y))
 
 
 def test_a_refusal_leaves_no_raw_gradient_on_the_parameters(attached):

@@ -231,7 +231,7 @@ def test_the_accounting_is_never_kinder_than_what_is_known():
 
     # With passes of five steps, ten steps would count as two passes; they are five of these.
     assert bound(Passes(5, times=3)) == Passes(2, times=3)
-    assert bound(TruncatedPoisson(0.5, 2, population=4)) == TruncatedPoisson(0.5, 2, population=5)
+    assert bound(TruncatedPoisson(0.5, 2, population=3)) == TruncatedPoisson(0.5, 2, population=4)
     assert bound(TruncatedPoisson(0.5, 2, population=9)) == TruncatedPoisson(0.5, 2, population=9)
     assert bound(Poisson(0.5)) == Poisson(0.5)
     assert bound(FullBatch()) == FullBatch()

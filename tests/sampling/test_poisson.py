@@ -150,7 +150,7 @@ def test_seeds_and_keys_are_independent_however_alike():
 def test_loaders_without_a_seed_are_independent(monkeypatch):
     """As the processes of a distributed run are, which share nothing."""
     entropy = random.Random(7)  # in place of the operating system's, so that the test is repeatable
-    monkeypatch.setattr("quietgrad.sampling.keys.secrets.randbits", entropy.getrandbits)
+    monkeypatch.setattr("quietgrad.sampling.keys.fresh_key", lambda: entropy.randbytes(32))
     tables = [table_of(drawn(poisson_loader(0.3, 500))) for _ in range(4)]
     for i, one in enumerate(tables):
         for other in tables[:i]:

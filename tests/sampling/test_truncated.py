@@ -73,9 +73,9 @@ def test_neighbours_kept_together_would_be_noticed():
     assert p_of_subsets([sorted([int(i), int(i + 1) % 5]) for i in starts]) < 1e-6
 
 
-def test_the_accounting_is_that_of_the_larger_neighbour():
+def test_the_accounting_names_the_number_of_samples():
     draws = PoissonSampler(largest=20).bind(40, 10)
-    assert draws.accounting == TruncatedPoisson(rate=0.25, largest=20, population=41)
+    assert draws.accounting == TruncatedPoisson(rate=0.25, largest=20, population=40)
     assert PoissonSampler().bind(40, 10).accounting == Poisson(0.25)
 
 

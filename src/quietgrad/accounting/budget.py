@@ -8,7 +8,7 @@ from quietgrad.accounting import accountants
 from quietgrad.accounting.accountants import Precision, PrivacyProfile
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
 from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.participation import Participation, Poisson
+from quietgrad.accounting.participation import Participation, Poisson, TruncatedPoisson
 from quietgrad.accounting.releases import releases
 
 DEFAULT_ACCOUNTANT = "pld"
@@ -103,8 +103,33 @@ def profile(
 ) -> PrivacyProfile:
     """All pairs (epsilon, delta) that hold for these events together, in any order."""
     relation = require_adjacency(adjacency)
-    composed = releases(events, relation)
-    return accountants.resolve(accountant).profile(composed, relation, precision=precision)
+    chosen, events = accountants.resolve(accountant), tuple(events)
+    composed = [releases(events, relation, added=added) for added in _added(events, relation)]
+    profiles = [chosen.profile(each, relation, precision=precision) for each in composed]
+    return profiles[0] if len(profiles) == 1 else _Worst(tuple(profiles))
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """What holds whichever of several things happened."""
+
+    profiles: tuple[PrivacyProfile, ...]
+
+    def epsilon(self, delta: float) -> float:
+        return max(profile.epsilon(delta) for profile in self.profiles)
+
+    def delta(self, epsilon: float) -> float:
+        return max(profile.delta(epsilon) for profile in self.profiles)
+
+
+def _added(events: Iterable[GaussianEvent], adjacency: Adjacency) -> tuple[int, ...]:
+    """How many samples more than the data set the larger of two neighbours may have.
+
+    The neighbour has one more or one less. It matters only where draws are cut, and either may be
+    the worse; but it is the same one in every step of a run.
+    """
+    cut = any(isinstance(event.sampling, TruncatedPoisson) for event in events)
+    return (0, 1) if cut and adjacency == ADD_REMOVE else (0,)
 
 
 def planned_event(

@@ -93,3 +93,13 @@ class GaussianEvent:
         if self.passes is not None:
             return require_count("passes", self.passes, at_least=0)
         return self.sampling.count(self.steps) if isinstance(self.sampling, Passes) else 0
+
+
+def require_event(value: object) -> GaussianEvent:
+    """A record of what happened, and nothing that looks like one."""
+    if isinstance(value, GaussianEvent):
+        return value
+    raise TypeError(
+        f"expected a GaussianEvent, got {type(value).__name__}: record for example"
+        " quietgrad.accounting.GaussianEvent(1.0, Poisson(rate=0.01))"
+    )

@@ -1,5 +1,6 @@
 """The record of what was released so far."""
 
+import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,9 @@ from weakref import WeakValueDictionary
 from quietgrad._checks import require_delta
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
 from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, profile
-from quietgrad.accounting.events import GaussianEvent
+from quietgrad.accounting.events import GaussianEvent, require_event
 from quietgrad.accounting.ledger_file import LedgerFile, read_ledger
+from quietgrad.accounting.ledger_records import Record, extended, merged, missing, new_session
 from quietgrad.errors import LedgerError
 
 
@@ -38,11 +40,13 @@ class Ledger:
         self._adjacency = require_adjacency(adjacency)
         self._id = id or uuid4().hex
         self._file: LedgerFile | None = None
-        self._lock = threading.Lock()
-        self._events: list[GaussianEvent] = []
+        # Can be taken again by its holder: an interrupt may keep it from being given back.
+        self._lock = threading.RLock()
+        self._records: list[Record] = []
+        self._session, self._process = new_session(), os.getpid()
         self._epsilons: dict[tuple[float, str], float] = {}
         for event in events:
-            self._append(event)
+            self._append(Record(self._id, require_event(event)))
 
     @classmethod
     def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "Ledger":
@@ -63,7 +67,7 @@ class Ledger:
         ledger = _OPEN.get(place)
         if ledger is None or not ledger._is_open:
             file = LedgerFile.open(place, adjacency=adjacency)
-            _OPEN[place] = ledger = cls(file.events, adjacency=file.adjacency, id=file.id)
+            _OPEN[place] = ledger = cls._of(file.records, adjacency=file.adjacency, id=file.id)
             ledger._file = file
         elif adjacency not in (None, ledger.adjacency):
             raise LedgerError(
@@ -82,19 +86,22 @@ class Ledger:
             LedgerError: the file cannot be read, was edited, or is no ledger.
         """
         content = read_ledger(path)
-        return cls(content.events, adjacency=content.adjacency, id=content.id)
+        return cls._of(content.records, adjacency=content.adjacency, id=content.id)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
         """What `to_dict` wrote; LedgerError if it did not write this."""
         try:
-            events = [GaussianEvent.from_dict(each) for each in data["events"]]
-            return cls(events, adjacency=data["adjacency"], id=data["id"])
+            name = data["id"]
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"id={name!r} is not valid: expected a string")
+            records = [Record.from_dict(each, unnamed=name) for each in data["events"]]
+            return cls._of(records, adjacency=data["adjacency"], id=name)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"what was saved is no ledger: {error!r}") from error
 
     def __repr__(self) -> str:
-        return f"Ledger({self._events!r}, adjacency={self._adjacency!r})"
+        return f"Ledger({list(self.events)!r}, adjacency={self._adjacency!r})"
 
     @property
     def id(self) -> str:
@@ -107,14 +114,19 @@ class Ledger:
         return self._adjacency
 
     @property
+    def has_file(self) -> bool:
+        """Whether records are kept on disk."""
+        return self._file is not None
+
+    @property
     def events(self) -> tuple[GaussianEvent, ...]:
         """What was recorded; equal steps in a row are one event."""
-        return tuple(self._events)
+        return tuple(merged(self._records))
 
     @property
     def steps(self) -> int:
         """The number of releases."""
-        return sum(event.steps for event in self._events)
+        return sum(record.event.steps for record in self._records)
 
     def record(self, event: GaussianEvent) -> None:
         """Add what is about to be released.
@@ -122,17 +134,18 @@ class Ledger:
         Raises:
             LedgerError: it could not be written; then it must not be released.
         """
+        require_event(event)
         with self._lock:
-            if self._file is not None:
-                self._file.append(event)
-            self._append(event)
+            if os.getpid() != self._process:  # forked: parent and child go on apart
+                self._session, self._process = new_session(), os.getpid()
+            self._write(Record(self._session, event))
 
     def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
         """Upper bound on what everything together spends at `delta`; kept until the next step."""
         require_delta("delta", delta)
         key = (delta, accountant)
         if key not in self._epsilons:
-            whole = profile(self._events, accountant=accountant, adjacency=self._adjacency)
+            whole = profile(self.events, accountant=accountant, adjacency=self._adjacency)
             self._epsilons[key] = whole.epsilon(delta)
         return self._epsilons[key]
 
@@ -140,37 +153,58 @@ class Ledger:
         """Make sure that everything in `saved` is in here too; nothing is ever taken out.
 
         A copy of this history that is behind adds nothing; one that is ahead is caught up with;
-        another history is added to this one.
+        one that was continued apart from this one, and another history, are added to it.
 
         Returns:
             The number of steps in here that `saved` lacks.
 
         Raises:
-            LedgerError: both claim to be the same history, and disagree.
+            LedgerError: both hold what the same process recorded, and disagree about it.
         """
         if saved.adjacency != self.adjacency:
             raise LedgerError(
                 f"the saved ledger is for adjacency={saved.adjacency!r}, this one for"
                 f" {self.adjacency!r}: their epsilons cannot be added up"
             )
-        if not self._events and self._file is None:
+        if not self._records and self._file is None:
             self._id = saved.id  # from here on, this is that history
-        ahead = max(0, self.steps - saved.steps) if saved.id == self.id else self.steps
-        missing = self._missing(saved)
-        if missing and (self._file is not None or saved.id != self.id):
+        lacking = missing(self._records, saved._records)
+        ahead = _steps(missing(saved._records, self._records))
+        if lacking and (self._file is not None or saved.id != self.id or ahead):
             warnings.warn(
-                f"{sum(event.steps for event in missing)} steps that were saved elsewhere are not"
+                f"{_steps(lacking)} steps that were saved elsewhere are not"
                 f" in this ledger ({self._place}) and are added to it. If the file was lost or"
                 " cut, steps taken after the saved ones are unknown",
-                stacklevel=3,
+                stacklevel=4,
             )
-        for event in missing:
-            self.record(event)
+        with self._lock:
+            for record in lacking:
+                self._write(record)
         return ahead
+
+    def keep_in(self, path: str | Path) -> None:
+        """Go on in a new file: from here on every record is on disk before `record` returns.
+
+        Raises:
+            ValueError: something was recorded already, or this ledger has a file.
+            LedgerError: there is such a file, or it cannot be made.
+        """
+        if self._records or self._file is not None:
+            raise ValueError("only an empty ledger can move into a file: expected a new one")
+        place = Path(path).resolve()
+        file = LedgerFile.open(place, adjacency=self._adjacency, id=self._id)
+        if file.id != self._id:
+            file.close()
+            raise LedgerError(
+                f"{path} was made by another process meanwhile: wait until it has ended, or give"
+                " this run a ledger of its own"
+            )
+        self._file = file
+        _OPEN[place] = self
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for checkpoints."""
-        events = [event.to_dict() for event in self._events]
+        events = [record.to_dict() for record in self._records]
         return {"id": self._id, "adjacency": self._adjacency, "events": events}
 
     def close(self) -> None:
@@ -186,37 +220,27 @@ class Ledger:
     def _is_open(self) -> bool:
         return self._file is not None and self._file.is_in_place
 
-    def _missing(self, saved: "Ledger") -> list[GaussianEvent]:
-        if saved.id != self.id:
-            return list(saved.events)
-        if saved.steps <= self.steps:
-            _beyond(self._events, saved._events)
-            return []
-        return _beyond(saved._events, self._events)
+    @classmethod
+    def _of(cls, records: Iterable[Record], *, adjacency: Adjacency, id: str) -> "Ledger":
+        """A ledger that goes on after these."""
+        ledger = cls(adjacency=adjacency, id=id)
+        for record in records:
+            ledger._append(record)
+        return ledger
 
-    def _append(self, event: GaussianEvent) -> None:
-        last = self._events[-1] if self._events else None
-        if last is not None and last.same_mechanism(event):
-            self._events[-1] = last.plus(event)
-        else:
-            self._events.append(event)
+    def _write(self, record: Record) -> None:
+        if self._file is not None:
+            self._file.append(record)
+        self._append(record)
+
+    def _append(self, record: Record) -> None:
+        extended(self._records, record)
         self._epsilons.clear()
+
+
+def _steps(records: Iterable[Record]) -> int:
+    return sum(record.event.steps for record in records)
 
 
 _OPEN: WeakValueDictionary[Path, Ledger] = WeakValueDictionary()
 """Ledgers with a file, so that two engines of one process record in one ledger."""
-
-
-def _beyond(longer: list[GaussianEvent], shorter: list[GaussianEvent]) -> list[GaussianEvent]:
-    """What the longer of two copies of one history has and the shorter has not."""
-    if not shorter:
-        return longer
-    *settled, last = shorter
-    rest = longer[len(settled) :]
-    if longer[: len(settled)] != settled or not rest or not rest[0].has_part(last):
-        raise LedgerError(
-            "two ledgers of the same run disagree about what was released: the run was continued"
-            " twice from one checkpoint, or one of them was edited. Make a new ledger, and record"
-            " in it what both of them hold"
-        )
-    return [rest[0].minus(last), *rest[1:]]

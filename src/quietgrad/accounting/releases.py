@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency
 from quietgrad.accounting.events import GaussianEvent
@@ -41,8 +41,14 @@ Releases = dict[Release, int]
 """How often each kind of release happened. Composition does not depend on their order."""
 
 
-def releases(events: Iterable[GaussianEvent], adjacency: Adjacency) -> Releases:
+def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: int = 0) -> Releases:
     """Everything that happened, equal releases counted together.
+
+    Args:
+        events: what happened.
+        adjacency: which data sets must look alike.
+        added: how many samples more than the data set the larger of the two has; where draws are
+            cut, it matters.
 
     Raises:
         ValueError: the adjacency is one that the sampling of an event cannot promise.
@@ -54,17 +60,18 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency) -> Releases:
     counts: Counter[Release] = Counter()
     for event in merged.values():
         _require_promise(event.sampling, adjacency)
-        counts[_release(event)] += _count(event)
+        counts[_release(event, added)] += _count(event)
     return {release: count for release, count in counts.items() if count > 0}
 
 
-def _release(event: GaussianEvent) -> Release:
+def _release(event: GaussianEvent, added: int) -> Release:
     sigma = min(event.noise_multiplier, _MOST_NOISE)
     match event.sampling:
         case Poisson(rate):
             return Release(sigma, rate)
         case TruncatedPoisson(rate) as truncation:
-            return Release(sigma, rate, truncation)
+            larger = replace(truncation, population=truncation.population + added)
+            return Release(sigma, rate, larger)
         case Passes() | FullBatch():
             return Release(sigma)
 

@@ -8,6 +8,7 @@ can be smaller, and so is its cost.
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ from quietgrad._checks import (
     require_positive,
 )
 from quietgrad.accounting.accountants.quiet import quiet_absl
-from quietgrad.accounting.adjacency import ADD_REMOVE
+from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
 from quietgrad.accounting.budget import planned_event, profile
 from quietgrad.accounting.events import GaussianEvent
 from quietgrad.accounting.participation import Participation
@@ -34,6 +35,9 @@ RunsDistribution = Literal["poisson", "geometric", "logarithmic"]
 
 # As dp-accounting names them: the shape of a truncated negative binomial distribution.
 _SHAPES: dict[RunsDistribution, float] = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
+# Where so little is lost that rounding makes it negative, dp-accounting takes its logarithm. Less
+# noise spends more: a bound all the same.
+_SHARES_OF_NOISE = tuple(10.0**-power for power in range(12))
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def tuned(
     sample_rate: float | None = None,
     sampling: Participation | None = None,
     events: Iterable[GaussianEvent] | None = None,
+    adjacency: Adjacency = ADD_REMOVE,
 ) -> TunedSearch:
     """Epsilon of a whole random search, or the noise its runs need to stay within a target.
 
@@ -98,7 +103,10 @@ def tuned(
         sample_rate: of every run, under Poisson sampling.
         sampling: instead of `sample_rate`, how samples take part.
         events: instead of the four above, what one run did, such as `engine.ledger.events`.
+        adjacency: which data sets must look alike, such as `engine.ledger.adjacency`. The cost is
+            known for `add-remove-one` alone, and others are refused.
     """
+    _require_known(adjacency)
     _require_one_of(noise_multiplier=noise_multiplier, epsilon=epsilon, events=events)
     runs = _Runs(
         require_number("mean_runs", mean_runs, at_least=1.0),
@@ -138,19 +146,43 @@ class _Runs:
 
     def epsilon(self, run: Sequence[GaussianEvent]) -> float:
         """Of all runs together (Papernot and Steinke 2021, Theorems 2 and 6)."""
+        composed = releases(run, ADD_REMOVE)
+        _dp_event(composed)  # raises if its cost is not known
+        for share in _SHARES_OF_NOISE:
+            with suppress(ValueError):
+                whole = self._epsilon_of(_dp_event(_with_less_noise(composed, share)))
+                # dp-accounting takes a divergence that rounding made negative for perfect privacy.
+                return max(whole, self.single_epsilon(run))
+        return math.inf
+
+    def _epsilon_of(self, one: Any) -> float:
         from dp_accounting.dp_event import RepeatAndSelectDpEvent  # slow: only when needed
         from dp_accounting.rdp import RdpAccountant
 
-        one = _dp_event(releases(run, ADD_REMOVE))
         accountant = RdpAccountant()
         with quiet_absl():
             accountant.compose(RepeatAndSelectDpEvent(one, self.mean, _SHAPES[self.distribution]))
-        # dp-accounting takes a divergence that rounding made negative for perfect privacy.
-        return max(float(accountant.get_epsilon(self.delta)), self.single_epsilon(run))
+        return float(accountant.get_epsilon(self.delta))
 
     def single_epsilon(self, run: Iterable[GaussianEvent]) -> float:
         """Of one run."""
         return profile(run, accountant="rdp").epsilon(self.delta)
+
+
+def _with_less_noise(run: Releases, share: float) -> Releases:
+    return {
+        replace(release, noise_multiplier=share * release.noise_multiplier): count
+        for release, count in run.items()
+    }
+
+
+def _require_known(adjacency: Adjacency) -> None:
+    if require_adjacency(adjacency) != ADD_REMOVE:
+        raise ValueError(
+            f"adjacency={adjacency!r} is not valid here: the cost of tuning is known for"
+            f" {ADD_REMOVE!r} alone. Account for every run of the search instead, with one ledger"
+            " for all of them"
+        )
 
 
 def _require_one_of(**given: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quietgrad.capture.checkpoints import current_checkpoint
 from quietgrad.capture.layout import Rows, SiteKey
 from quietgrad.capture.tap import tap_output, tap_source
 from quietgrad.capture.tape import Site, Tape
@@ -30,10 +31,11 @@ Uses = Sequence[tuple[Tensor | None, MakeFactor]]
 class Frame:
     """A module whose forward is running, and the operations captured in it so far."""
 
-    __slots__ = ("path", "seen")
+    __slots__ = ("checkpoint", "path", "seen")
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.checkpoint = current_checkpoint()
         self.seen: Counter[tuple[str, str]] = Counter()
 
 
@@ -140,6 +142,13 @@ class Call:
 
     def _site(self, uses: list[Use], label: str, shape: torch.Size, dims: int) -> Site:
         names = ", ".join(name for use in uses for name in use.target.names)
+        if current_checkpoint() is not self._frame.checkpoint:
+            raise UnsupportedOperationError(
+                f"{self.name} in {self._where()} uses parameter '{names}' in a checkpointed "
+                "function that is not a module: what it recomputes in the backward pass cannot be "
+                "captured. Checkpoint a module that owns the parameter, as in "
+                "checkpoint(self.block, x, use_reentrant=False)."
+            )
         if names not in self._ordinals:
             self._ordinals[names] = self._frame.seen[self.name, names]
             self._frame.seen[self.name, names] += 1

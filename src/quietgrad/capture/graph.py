@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quietgrad.errors import StrayGradientError
+from quietgrad.errors import EscapedGradientError
 
 # Operations that pick rows by an index computed at run time: which rows go where may differ from
 # batch to batch though the graph looks the same.
@@ -66,7 +66,7 @@ def _name(node: Any) -> str:
 def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> None:
     variable = getattr(node, "variable", None)
     if isinstance(variable, nn.Parameter):
-        raise StrayGradientError(
+        raise EscapedGradientError(
             f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
             "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
             "inside something that hides from the capture, the model ran in eval mode, or it "

@@ -130,7 +130,7 @@ class LayoutBook:
             return None
         batch = len(seeded)
         known = self._survivors.get(key) or _all_placements(dims)
-        left = [p for p in known if not _refuted(p, touched, seeded, batch)]
+        left = [p for p in known if not refuted(p, touched, seeded, batch)]
         if left:
             self._survivors[key] = left
         else:
@@ -146,7 +146,8 @@ def _all_placements(dims: range) -> list[Placement]:
     return [Placement(dim, major) for dim in dims for major in (True, False)]
 
 
-def _refuted(placement: Placement, touched: Tensor, seeded: Tensor, batch: int) -> bool:
+def refuted(placement: Placement, touched: Tensor, seeded: Tensor, batch: int) -> bool:
+    """Whether a row was touched that would belong to a sample whose loss was not seeded."""
     size = touched.shape[placement.dim]
     if size % batch:
         return True

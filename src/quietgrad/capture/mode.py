@@ -17,17 +17,26 @@ from quietgrad.capture.registry import find_rule
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape
 from quietgrad.capture.targets import Target, is_spread_over_samples
+from quietgrad.capture.trees import tensors_in
+from quietgrad.errors import QuietgradError
 
+_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__float__}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class CaptureMode(TorchFunctionMode):
     """Replaces each operation that touches a managed tensor by its rule."""
 
-    def __init__(self, parameters: ParameterTable, tape: Callable[[], Tape]) -> None:
+    def __init__(
+        self,
+        parameters: ParameterTable,
+        tape: Callable[[], Tape],
+        on_refusal: Callable[[QuietgradError], None],
+    ) -> None:
         super().__init__()
         self.frames: list[Frame] = []
         self._parameters, self._current_tape = parameters, tape
+        self._on_refusal = on_refusal
 
     def __torch_function__(
         self,
@@ -36,15 +45,24 @@ class CaptureMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._run(func, args, kwargs or {})
+        except QuietgradError as error:
+            self._on_refusal(error)  # a model may catch it and go on
+            raise
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in derivation.METADATA or derivation.is_plain_property(func):
             return func(*args, **kwargs)
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
         if func == _SET_DATA:
             forbidden.check_write(tape, args[0], args[1])
-            return func(*args)
+            with tape.provenance.watch.writing(args[:1]):
+                return func(*args)
         tape.functions.add(func)
+        if func in _NUMBERS and not tape.is_constant(args[0]):
+            tape.reads_numbers = True
         tensors = list(_tensors((*args, *kwargs.values())))
         targets = [self._target_of(tensor, tape) for tensor in tensors]
         if not torch.is_grad_enabled() or not any(targets):
@@ -96,11 +114,18 @@ class CaptureMode(TorchFunctionMode):
         targets: list[Target | None],
         tape: Tape,
     ) -> Any:
+        written: list[Tensor] = []
         if is_in_place(func):
             forbidden.check_write(tape, args[0], args[1:])
+            written += tensors_in(args[0])
         if kwargs.get("out") is not None:
             forbidden.check_write(tape, kwargs["out"], args)
-        output = func(*args, **kwargs)
+            written += tensors_in(kwargs["out"])
+        if written:
+            with tape.provenance.watch.writing(written):
+                output = func(*args, **kwargs)
+        else:
+            output = func(*args, **kwargs)
         # Without gradients a parameter is a constant like any other.
         constant = derivation.makes_constants(func) or all(
             target is not None or tape.is_constant(tensor)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quietgrad.capture.buffers import BufferWatch
 from quietgrad.capture.trees import tensors_in
 
 
@@ -18,9 +19,13 @@ class Provenance:
     masks). What is taken for a constant is pulled back through as part of a computation on
     parameters alone; what is taken for data is mapped to samples. Both are exact or refused, so an
     unlucky guess can cost time or a refusal, not privacy.
+
+    Attributes:
+        watch: finds writes to buffers that no operation shows.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.watch = BufferWatch(model)
         self._buffers = {id(buffer): buffer for buffer in model.buffers()}
         self._originals = {
             (module, attribute): (buffer, f"{path}.{attribute}" if path else attribute)
@@ -61,7 +66,8 @@ class Provenance:
         """The buffer or parameter whose memory ``tensor`` shares."""
         if not isinstance(tensor, Tensor) or not tensor.numel():
             return None
-        return self._storages.get(tensor.untyped_storage().data_ptr())
+        address = tensor.untyped_storage().data_ptr()
+        return self._storages.get(address) or self.watch.name_at(address)
 
     def original(self, module: nn.Module, attribute: str) -> tuple[Tensor | None, str]:
         """A buffer as it was when the model was attached, and its name."""

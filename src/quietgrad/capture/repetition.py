@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quietgrad.capture.trees import map_tensors, tensors_in
+from quietgrad.capture.outputs import OutputRows
+from quietgrad.capture.trees import tensors_in
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,18 @@ class ModelCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     autocast: torch.dtype | None
+    outputs: tuple[OutputRows, ...] = ()
 
     @staticmethod
-    def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+    def recorded(
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: tuple[OutputRows, ...],
+    ) -> ModelCall:
         """The call as it is made now, with the precision in force."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        return ModelCall(model, args, kwargs, dtype)
+        return ModelCall(model, args, kwargs, dtype, outputs)
 
     @property
     def arguments(self) -> list[Tensor]:
@@ -45,13 +52,13 @@ class ModelCall:
         return list(tensors_in((self.args, self.kwargs)))
 
     def repeat(
-        self, choose: Callable[[Tensor], Tensor], *, evaluating: bool = False, seed: int = 0
+        self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int = 0
     ) -> Outcome:
-        """Run it with other tensors: as in training, or in evaluation with another seed.
+        """Run it with what ``choose`` makes of its arguments, as in training or in evaluation.
 
         Parameters that are still all zero get random values: mixing would hide behind them.
         """
-        args, kwargs = map_tensors(choose, (self.args, self.kwargs))
+        args, kwargs = choose((self.args, self.kwargs))
         precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
         opened = _open_gates(self.model)
         with undisturbed(self.model), precision:
@@ -73,7 +80,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     saved = [(module, name, b, None if b is None else b.clone()) for module, name, b in held]
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), _same_randomness():
+        with torch.no_grad(), same_randomness():
             yield
     finally:
         for module, training in modes:
@@ -82,7 +89,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module._buffers[name] = buffer
             # Writing one that autograd has saved is an error.
             if buffer is not None and value is not None and not torch.equal(buffer, value):
-                buffer.copy_(value)
+                buffer.resize_(value.shape).copy_(value)  # observers grow theirs when first run
 
 
 def _open_gates(model: nn.Module) -> dict[str, Tensor]:
@@ -95,7 +102,7 @@ def _open_gates(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _same_randomness() -> Iterator[None]:
+def same_randomness() -> Iterator[None]:
     """Dropout and the like draw the same in every run, and the generators are left as they were."""
     states: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,18 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quietgrad.capture import memory
+from quietgrad.capture.attributes import AttributeWatch
 from quietgrad.capture.call import Frame
 from quietgrad.capture.layout import LayoutBook
 from quietgrad.capture.mode import CaptureMode
+from quietgrad.capture.modes import remove_mode
+from quietgrad.capture.outputs import OutputRows
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
+from quietgrad.capture.trees import tensors_in
 from quietgrad.capture.verification import Verifier
 from quietgrad.errors import (
     EngineStateError,
+    EscapedGradientError,
     LossError,
+    QuietgradError,
     StrayGradientError,
     TrainableSetError,
     UnsupportedOperationError,
@@ -47,13 +55,17 @@ class Capture:
         _refuse_attached(model)
         _refuse_unusable(model)
         self.on_detach: Callable[[], None] = self.detach
+        self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
         self._book, self._provenance = LayoutBook(), Provenance(model)
         self._tape = Tape(self._book, self._provenance, 1, verify=False)
-        self._mode = CaptureMode(self.parameters, lambda: self._tape)
-        self._entered, self._is_paused = 0, False
+        self._mode = CaptureMode(
+            self.parameters, lambda: self._tape, lambda error: self.on_refusal(error)
+        )
+        self._attributes = AttributeWatch(model)
+        self._is_capturing = self._is_paused = False
         self._verifier = Verifier(self.parameters.describe, self._paused, thorough=thorough)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
@@ -75,12 +87,13 @@ class Capture:
 
         With ``verify`` the coming backward pass first probes that samples are independent.
         """
-        while self._entered:
-            self._entered -= 1
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        remove_mode(self._mode)
+        self._is_capturing = self._is_paused = False
         self._mode.frames.clear()
         self._tape.close()
         self._provenance.forget_dead()
+        self._provenance.watch.begin()
+        self._attributes.begin(looking=verify and batch > 1)
         self._tape = Tape(self._book, self._provenance, batch, verify=verify)
 
     def backward(self, losses: Tensor, sink: Sink) -> None:
@@ -99,14 +112,22 @@ class Capture:
         try:
             self.check_trainable_set()
             self._refuse_foreign_gradients()
+            self._refuse_written_buffers()
+            self._refuse_kept_data(tape)
             self._verifier.verify(tape, losses)
+            self._provenance.watch.begin()  # verification writes buffers, and puts them back
             tape.collect(losses, sink)
+            self._refuse_written_buffers()
             self._refuse_escaped_gradients()
         except BaseException:
             self._clear_gradients()
             raise
         finally:
             self.begin(tape.batch, verify=tape.verify)
+
+    def operations(self) -> dict[str, tuple[str, ...]]:
+        """For every parameter the operations that used it since :meth:`begin`."""
+        return self._tape.operations()
 
     def check_trainable_set(self) -> None:
         """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
@@ -131,31 +152,44 @@ class Capture:
         frames.append(Frame(path))
         if outermost and torch.is_grad_enabled() and self._when():
             self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
+            self._is_capturing = True
             self._mode.__enter__()  # type: ignore[no-untyped-call]
-            self._entered += 1
         elif not torch.is_grad_enabled() and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes = True
-        if self._entered:
+        if self._is_capturing:
             forbidden.check_module(module, path)
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ended, or failed: then there is no output."""
+        if output is None:
+            memory.note_if_exhausted(sys.exception(), self._tape.batch)
         if self._is_paused:
             return
         frames = self._mode.frames
         if frames:
             frames.pop()
-        captured = self._entered > 0
+        captured = self._is_capturing
         if captured and not frames:
-            self._entered -= 1
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            remove_mode(self._mode)
+            self._is_capturing = False
             if output is not None and self._tape.phase is Phase.FORWARD:
-                self._tape.calls.append(ModelCall.recorded(module, args, kwargs))
+                seeded = self._tape.seeded_samples
+                outputs = tuple(OutputRows(tensor, seeded) for tensor in tensors_in(output))
+                self._tape.calls.append(ModelCall.recorded(module, args, kwargs, outputs))
         if captured and output is not None:
             forbidden.check_buffers(module, self._tape)
 
     # -- internals -----------------------------------------------------------------------------
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refusals in here are told, for a model may catch them and go on."""
+        try:
+            yield
+        except QuietgradError as error:
+            self.on_refusal(error)
+            raise
 
     def _refuse_foreign_gradients(self) -> None:
         for name, parameter in self.parameters.trainable().items():
@@ -179,10 +213,28 @@ class Capture:
         for parameter in self.parameters.trainable().values():
             parameter.grad = None
 
+    def _refuse_kept_data(self, tape: Tape) -> None:
+        name = self._attributes.kept(
+            lambda tensor: tape.derived(tensor) is None and not tape.is_constant(tensor),
+            numbers_were_read=tape.reads_numbers,
+        )
+        if name is not None:
+            raise UnsupportedOperationError(
+                f"attribute '{name}' keeps something computed from the samples after the forward: "
+                "it would enter later batches, and leave with torch.save(model). Do not store in a "
+                "module what was computed from data (a cache, an initialization by the first "
+                "batch); return it, or delete it before the forward ends."
+            )
+
+    def _refuse_written_buffers(self) -> None:
+        name = self._provenance.watch.changed()
+        if name is not None:
+            raise forbidden.raw_data_refusal(name)
+
     def _refuse_escaped_gradients(self) -> None:
         escaped = [n for n, p in self.parameters.trainable().items() if p.grad is not None]
         if escaped:
-            raise StrayGradientError(
+            raise EscapedGradientError(
                 f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
                 "model's forward (in the loss, or through model.forward(...) instead of "
                 "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
@@ -206,13 +258,15 @@ class _Hook:
 class _Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self.capture is not None:
-            self.capture.enter(self._path, module, args, kwargs)
+            with self.capture.refusing():
+                self.capture.enter(self._path, module, args, kwargs)
 
 
 class _Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if self.capture is not None:
-            self.capture.leave(module, args, kwargs, output)
+            with self.capture.refusing():
+                self.capture.leave(module, args, kwargs, output)
 
 
 def detach(model: nn.Module) -> None:
@@ -263,9 +317,14 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
         kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
         raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")
     if batch is not None and len(losses) != batch:
+        flat = len(losses) > batch and len(losses) % batch == 0
+        hint = (
+            f" If they are {len(losses) // batch} entries for each sample, such as tokens, pass "
+            f"losses.reshape({batch}, -1).mean(1)."
+        )
         raise LossError(
             f"got {len(losses)} losses for a micro-batch of {batch} samples: expected exactly one "
-            "loss per sample, in the order of the batch."
+            f"loss per sample, in the order of the batch.{hint if flat else ''}"
         )
     if batch is not None and not losses.requires_grad:
         raise LossError(

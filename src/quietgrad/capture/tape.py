@@ -68,7 +68,7 @@ class Tape:
         self.book, self.provenance = book, provenance
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
-        self.recomputes = False
+        self.recomputes = self.reads_numbers = False
         self.phase = Phase.FORWARD
         self._sites: list[Site] = []
         self._all_told_apart = False
@@ -115,6 +115,14 @@ class Tape:
         for use in site.uses:
             self._expected.update(use.target.names)
 
+    def operations(self) -> dict[str, tuple[str, ...]]:
+        """For every parameter the operations that used it, each once, in the order they ran."""
+        found: dict[str, dict[str, None]] = {}
+        for site in self._sites:
+            for name in (name for use in site.uses for name in use.target.names):
+                found.setdefault(name, {})[str(site.key)] = None
+        return {name: tuple(keys) for name, keys in found.items()}
+
     # -- backward ------------------------------------------------------------------------------
 
     def is_unsettled(self) -> bool:
@@ -152,6 +160,10 @@ class Tape:
         torch.autograd.backward(losses, torch.ones_like(losses))
         for name in list(self._factors):
             self._complete(name)
+
+    def seeded_samples(self) -> Tensor | None:
+        """Which samples' losses are being back-propagated by a probe; None if none is running."""
+        return self._seeded if self.phase is Phase.PROBING else None
 
     def close(self) -> None:
         """Forget everything; gradients that arrive later are refused."""

@@ -35,6 +35,32 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def has_list_of(count: int, tree: Any) -> bool:
+    """Whether there is a list with one tensor, or one structure of tensors, for each sample."""
+    if _is_list_of(count, tree):
+        return True
+    return any(has_list_of(count, child) for child in _children(tree))
+
+
+def choose_in_lists(tree: Any, places: list[int], count: int) -> Any:
+    """The structure with some of the entries of all such lists."""
+    if _is_list_of(count, tree):
+        return type(tree)([tree[place] for place in places])
+    if isinstance(tree, list):
+        return [choose_in_lists(child, places, count) for child in tree]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(choose_in_lists(child, places, count) for child in tree)
+    if isinstance(tree, dict):
+        return {key: choose_in_lists(child, places, count) for key, child in tree.items()}
+    return tree
+
+
+def _is_list_of(count: int, tree: Any) -> bool:
+    if not isinstance(tree, list) or len(tree) != count:
+        return False
+    return all(next(tensors_in(child), None) is not None for child in tree)
+
+
 def _map_mapping(function: Callable[[Tensor], Any], tree: MutableMapping[Any, Any]) -> Any:
     result = copy.copy(tree)
     for key, child in list(tree.items()):

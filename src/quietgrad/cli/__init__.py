@@ -11,6 +11,16 @@ COMMANDS = {
         "train",
         "Train RECIPE with differential privacy, and without for comparison.",
     ),
+    "check": LazyCommand(
+        "quietgrad.cli.check",
+        "check",
+        "Find what would void the guarantee, before data is spent.",
+    ),
+    "audit": LazyCommand(
+        "quietgrad.cli.audit",
+        "audit",
+        "Test with canaries whether RECIPE is as private as it claims.",
+    ),
     "epsilon": LazyCommand(
         "quietgrad.cli.epsilon",
         "epsilon",

@@ -97,3 +97,8 @@ def _sampling_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def one_of(what: str, names: tuple[str, ...]) -> str:
+    """Help for an option that takes one of these names."""
+    return f"{what}: {', '.join(names)}."

@@ -9,7 +9,15 @@ from typing import Any
 from quietgrad import recipes
 from quietgrad._version import __version__
 from quietgrad.recipes import Recipe
-from quietgrad.runs import RunFolder
+from quietgrad.runs import RunFolder, RunFolderError
+
+# What a run needs to go on.
+_CONFIG: dict[str, Any] = {
+    "recipe": str,
+    "changes": dict,
+    "seed": int | None,
+    "initial_seed": int,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Request:
         folder: where the run is kept, if it is kept.
         state: the checkpoint to go on from, if there is one.
         notes: what the user should know.
+        config: what a new run keeps in its folder, once it is known that it can begin.
     """
 
     recipe: Recipe
@@ -31,12 +40,13 @@ class Request:
     folder: RunFolder | None = None
     state: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    config: dict[str, Any] | None = None
 
 
 def prepare(
     name: str, given: Mapping[str, Any], *, seed: int | None, out: Path | None, resume: bool
 ) -> Request:
-    """Read the folder, or make it.
+    """Read the folder; nothing is made yet.
 
     Args:
         name: of the recipe.
@@ -60,24 +70,29 @@ def prepare(
         )
     if folder.has_run:
         return _resumed(name, given, seed, folder)
+    folder.require_free()
     initial_seed = _initial_seed(seed)
-    folder.begin(
-        {
-            "quietgrad": __version__,
-            "recipe": name,
-            "changes": dict(given),
-            "settings": _settings(recipe),
-            "seed": seed,
-            "initial_seed": initial_seed,
-        }
-    )
+    config = {
+        "quietgrad": __version__,
+        "recipe": name,
+        "changes": dict(given),
+        "settings": _settings(recipe),
+        "seed": seed,
+        "initial_seed": initial_seed,
+    }
     notes = (f"Nothing to resume in {out}: a new run begins.",) if resume else ()
-    return Request(recipe, seed, initial_seed, folder, notes=notes)
+    return Request(recipe, seed, initial_seed, folder, notes=notes, config=config)
 
 
 def _resumed(name: str, given: Mapping[str, Any], seed: int | None, folder: RunFolder) -> Request:
-    config = folder.config
-    recipe = replace(recipes.load(config["recipe"]), **config["changes"])
+    config = _checked(folder.config, folder)
+    try:
+        recipe = replace(recipes.load(config["recipe"]), **config["changes"])
+    except (TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"the config.json in {folder.path} asks for what this version does not know ({error}):"
+            " restore a copy of it, or choose another folder"
+        ) from error
     asked = {"recipe": name, **given} | ({} if seed is None else {"seed": seed})
     begun = {"recipe": config["recipe"], "seed": config["seed"], **_settings(recipe)}
     for option, value in asked.items():
@@ -88,7 +103,7 @@ def _resumed(name: str, given: Mapping[str, Any], seed: int | None, folder: RunF
                 " another folder"
             )
     state = folder.load()
-    done = 0 if state is None else state["steps_taken"]
+    done = 0 if state is None else state.get("steps_taken")
     return Request(
         recipe,
         config["seed"],
@@ -97,6 +112,17 @@ def _resumed(name: str, given: Mapping[str, Any], seed: int | None, folder: RunF
         state,
         (f"Resuming the run in {folder.path} after {done} steps.",),
     )
+
+
+def _checked(config: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    for field, kind in _CONFIG.items():
+        if field not in config or not isinstance(config[field], kind):
+            raise RunFolderError(
+                f"the config.json in {folder.path} does not say what {field!r} the run was begun"
+                " with: restore a copy of it, or choose another folder. The ledger still says what"
+                " was spent"
+            )
+    return config
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`quietgrad train RECIPE`: train privately, then the same model ordinarily, and compare."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from quietgrad import accounting, clipping, grouping, recipes, sampling
+from quietgrad import recipes
 from quietgrad.cli.failures import Stopped, refusals
 from quietgrad.cli.live import live
+from quietgrad.cli.recipe_options import recipe_options
 from quietgrad.cli.request import Request, prepare
 from quietgrad.cli.summary import Comparison
 from quietgrad.engine import PrivacyEngine
@@ -22,38 +23,9 @@ from quietgrad.recipes.training import OnStep, attach, train_ordinary, train_pri
 from quietgrad.runs import Checkpointer
 
 
-def _recipe_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options named as the recipe's fields; one left out keeps the recipe's value."""
-    options = [
-        click.option("--epsilon", type=float, help="Privacy budget to stay within."),
-        click.option("--delta", type=float, help="Probability with which the bound may fail."),
-        click.option("--epochs", type=int, help="Passes over the data."),
-        click.option("--batch-size", type=int, help="Expected batch size."),
-        click.option("--physical-batch-size", type=int, help="Most samples in memory at once."),
-        click.option("--lr", "learning_rate", type=float, help="Learning rate."),
-        click.option("--clipping", help=_one_of("Clipping function", clipping.names())),
-        click.option("--grouping", help=_one_of("Grouping of parameters", grouping.names())),
-        click.option("--sampling", help=_one_of("How batches are drawn", sampling.names())),
-        click.option(
-            "--adjacency", help=_one_of("Which data sets must look alike", accounting.ADJACENCIES)
-        ),
-        click.option(
-            "--accountant",
-            help=_one_of("What epsilon is computed with", accounting.accountant_names()),
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _one_of(what: str, names: tuple[str, ...]) -> str:
-    return f"{what}: {', '.join(names)}."
-
-
 @click.command(epilog=f"Recipes: {', '.join(recipes.names())}.")
 @click.argument("recipe", metavar="RECIPE")
-@_recipe_options
+@recipe_options
 @click.option("--seed", type=int, help="Reproducible, and therefore NOT private: tests only.")
 @click.option(
     "--out",
@@ -109,8 +81,13 @@ def _compare(request: Request, console: Console, *, baseline: bool) -> Compariso
 
 
 def _attached(request: Request, split: Split, model: nn.Module) -> PrivacyEngine:
-    ledger = None if request.folder is None else request.folder.ledger
+    folder, is_new = request.folder, request.config is not None
+    ledger = None if folder is None or is_new else folder.ledger
     engine = attach(request.recipe, split, model, seed=request.seed, ledger=ledger)
+    if folder is not None and request.config is not None:
+        # Only now: what is refused leaves no folder behind that would have to be cleared away.
+        folder.begin(request.config)
+        engine.ledger.keep_in(folder.ledger)
     if request.state is not None:
         engine.load_state_dict(request.state)
     _ = engine.noise_multiplier  # refuses a target that what the ledger holds already exceeds

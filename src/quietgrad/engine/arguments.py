@@ -6,23 +6,12 @@ from typing import Any
 
 from torch.optim import LBFGS, Optimizer
 
-from quietgrad._checks import require_count, require_delta
+from quietgrad._checks import require_delta
 from quietgrad.accounting import Adjacency, GaussianEvent, Ledger, Participation, accountants
-from quietgrad.accounting.adjacency import ADD_REMOVE, require_adjacency
+from quietgrad.accounting.adjacency import ADD_REMOVE
 from quietgrad.accounting.releases import releases
 
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
-
-
-def checked_batch_size(batch_size: int, size: int) -> int:
-    """At most the whole data set."""
-    batch_size = require_count("batch_size", batch_size, at_least=1)
-    if batch_size > size:
-        raise ValueError(
-            f"batch_size={batch_size} is larger than the data set of {size} samples: expected at "
-            "most its length"
-        )
-    return batch_size
 
 
 def checked_delta(delta: float, size: int) -> float:
@@ -65,13 +54,15 @@ def checked_optimizer(optimizer: Any) -> Optimizer:
 def opened_ledger(
     ledger: Ledger | str | Path | None, adjacency: Adjacency | None, sampling: Participation
 ) -> Ledger:
-    """The ledger to record in, once it is clear that it can promise anything for this sampling."""
+    """The ledger to record in, once it is clear that it can promise anything for this sampling.
+
+    One that is to have a new file is in memory still: `kept_in_file` makes the file when the engine
+    is known to work, so that one that is refused leaves nothing behind.
+    """
     if not isinstance(ledger, Ledger):
-        if ledger is None or not Path(ledger).exists():
-            _require_promise(sampling, adjacency or ADD_REMOVE)  # before any file is made
         ledger = (
             Ledger(adjacency=adjacency or ADD_REMOVE)
-            if ledger is None
+            if ledger is None or not Path(ledger).exists()
             else Ledger.open(ledger, adjacency=adjacency)
         )
     if adjacency not in (None, ledger.adjacency):
@@ -79,9 +70,18 @@ def opened_ledger(
             f"adjacency={adjacency!r} differs from the ledger's {ledger.adjacency!r}: expected "
             "the same, or a ledger of its own"
         )
-    _require_promise(sampling, ledger.adjacency)
+    releases([GaussianEvent(1.0, sampling)], ledger.adjacency)  # raises if it can not
     return ledger
 
 
-def _require_promise(sampling: Participation, adjacency: Adjacency) -> None:
-    releases([GaussianEvent(1.0, sampling)], require_adjacency(adjacency))
+def kept_in_file(ledger: Ledger, place: Ledger | str | Path | None) -> None:
+    """Make the file of a new ledger, if it is to have one."""
+    if isinstance(place, str | Path) and not ledger.has_file:
+        ledger.keep_in(place)
+
+
+def require_accountable(accountant: str, sampling: Participation, adjacency: Adjacency) -> None:
+    """Refuse an approximation that has no formula for what is to be done."""
+    chosen = accountants.resolve(accountant)
+    if not chosen.is_guarantee:
+        chosen.profile(releases([GaussianEvent(1.0, sampling)], adjacency), adjacency)

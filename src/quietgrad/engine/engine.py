@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,40 +13,40 @@ from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
+from quietgrad import noise as noises
 from quietgrad import sampling as samplers
 from quietgrad._checks import require_count
 from quietgrad._files import replace_file
-from quietgrad.accounting import Adjacency, Ledger, participation
+from quietgrad.accounting import Adjacency, Ledger
 from quietgrad.capture import Capture
 from quietgrad.clipping import Clipping
 from quietgrad.engine.arguments import (
     checked_accountant,
-    checked_batch_size,
     checked_delta,
     checked_optimizer,
+    kept_in_file,
     opened_ledger,
+    require_accountable,
 )
+from quietgrad.engine.bounds import require_bounded
 from quietgrad.engine.budget import Budget
-from quietgrad.engine.guards import require_same_parameters
+from quietgrad.engine.course import Course
+from quietgrad.engine.memory import fitting_in_memory
+from quietgrad.engine.release import Release
 from quietgrad.engine.schedules import NoiseSchedule
-from quietgrad.engine.state import (
-    global_rng,
-    read_state,
-    require_fitting,
-    restore_global_rng,
-    stamped,
-)
+from quietgrad.engine.settings import described
+from quietgrad.engine.standing import Standing
+from quietgrad.engine.state import read_state
+from quietgrad.engine.under_way import BatchUnderWay
+from quietgrad.engine.walk import Walk
 from quietgrad.errors import (
     BudgetExhaustedError,
     EngineStateError,
     QuietgradError,
-    StrayGradientError,
 )
 from quietgrad.grouping import Group, Grouping
-from quietgrad.noise import GaussianNoise
-from quietgrad.progress import Progress
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population
+from quietgrad.sampling import BatchLoader, Sampler, population, require_batch_size
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
 
 
@@ -89,6 +87,8 @@ class PrivacyEngine:
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
             needs no tuning of it).
         physical_batch_size: Largest number of samples to run through the model at once.
+        noise: Where the noise comes from: ``"secure"``, a cryptographic stream; or ``"fast"``, an
+            ordinary generator on the parameters' own device.
         strategy: How norms are evaluated; changes speed and memory only.
         memory_budget: Bytes of materialized per-sample gradients that may be held.
         collate_fn: Makes a micro-batch from a list of elements.
@@ -116,6 +116,7 @@ class PrivacyEngine:
         grouping: str | Grouping = "all-layer",
         radius: float | None = None,
         physical_batch_size: int | None = None,
+        noise: str = "secure",
         strategy: Strategy = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -124,15 +125,16 @@ class PrivacyEngine:
     ) -> None:
         checked_optimizer(optimizer)
         self._population = population(dataset)
-        self._batch_size = checked_batch_size(batch_size, self._population)
+        self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = checked_delta(delta, self._population)
         self._accountant = checked_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
+        self._noise = noises.resolve(noise, seed)
         self._groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         draws = samplers.resolve(sampling).bind(self._population, self._batch_size)
-        self._loader = BatchLoader(
+        loader = BatchLoader(
             dataset,
             draws,
             physical_batch_size=physical_batch_size,
@@ -140,20 +142,9 @@ class PrivacyEngine:
             num_workers=num_workers,
             seed=seed,
         )
-        self._seed = seed
-        self._noise = GaussianNoise(seed)
-        self._progress = Progress()
-        self._batch: LogicalBatch | None = None
-        self._last_batch: LogicalBatch | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._micro_batches = 0
-        self._steps_taken = 0
-        self._nonfinite = 0
-        self._stepping = False
-        self._generation = 0
-
-        self._ledger = opened_ledger(ledger, adjacency, draws.accounting)
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
+        self._ledger = opened_ledger(ledger, adjacency, draws.accounting)
+        require_accountable(accountant, draws.accounting, self._ledger.adjacency)
         self._budget = Budget(
             self._ledger,
             draws.accounting,
@@ -164,18 +155,45 @@ class PrivacyEngine:
             noise_multiplier=noise_multiplier,
             schedule=noise_schedule,
         )
-        self._model = model
-        self._optimizer = optimizer
-        self._settings = self._describe(epochs, epsilon, noise_multiplier)
+        settings = described(
+            optimizer=optimizer,
+            sampling=draws.accounting,
+            clipping=self._clipping,
+            groups=self._groups,
+            epochs=epochs,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            noise=noise,
+            noise_schedule=self._budget.schedule,
+            batch_size=self._batch_size,
+            **{"dataset size": self._population},
+            delta=self._delta,
+            accountant=accountant,
+            adjacency=self._ledger.adjacency,
+        )
+        self._course = Course(model, optimizer, loader, self._ledger, self._budget, settings, seed)
+        self._model, self._optimizer, self._loader = model, optimizer, loader
+        self._standing = Standing()
+        self._under_way = BatchUnderWay()
+        self._walk = Walk(
+            self._course,
+            self._under_way,
+            on_batch=self._require_usable,
+            on_micro_batch=lambda size, verify: self._capture.begin(size, verify=verify),
+        )
         self._capture = Capture(model, when=lambda: model.training)
-        self._capture.on_detach = self.detach
-        self._attached = True
+        self._capture.on_detach, self._capture.on_refusal = self.detach, self._standing.note
         try:
-            self._require_same_parameters()
+            self._release = Release(optimizer, self._capture, self._noise)
         except QuietgradError:
             self._capture.detach()
             raise
-        self._step_guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
+        self._attached = True
+        try:
+            kept_in_file(self._ledger, ledger)
+        except QuietgradError:
+            self.detach()
+            raise
 
     # -- the three verbs -----------------------------------------------------------------------
 
@@ -184,11 +202,10 @@ class PrivacyEngine:
 
         A batch may be empty: it has no micro-batches, and its step still adds noise.
         """
-        self._require_attached()
-        if self._progress.begun:
-            self._progress.begin(())  # raises, and says what to do
-        self._budget.require_room(self._steps_taken)
-        return self._epoch()
+        self._require_usable()
+        self._under_way.require_none()
+        self._budget.require_room(self.steps_taken)
+        return self._walk.epoch()
 
     def backward(self, losses: Tensor | Callable[[], Tensor]) -> None:
         """Clip every sample's gradient of the current micro-batch and add it to the sum.
@@ -196,41 +213,39 @@ class PrivacyEngine:
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
         """
-        self._require_attached()
-        size = self._progress.require_micro_batch()
-        if callable(losses):
-            losses = losses()
-        reducer = ClippedReducer(
-            self.groups, self._clipping, Evaluator(*self._evaluator_options), size
-        )
-        self._capture.backward(losses, reducer)
-        reducer.finish()
-        self._accumulate(reducer)
-        self._progress.propagated()
+        self._require_usable()
+        size = self._under_way.require_micro_batch()
+        evaluator = Evaluator(*self._evaluator_options)
+        reducer = ClippedReducer(self.groups, self._clipping, evaluator, size)
+        with self._standing.watched(), fitting_in_memory(size):
+            if callable(losses):
+                losses = losses()
+            self._capture.backward(losses, reducer)
+            reducer.finish()
+        self._under_way.add(reducer)
 
     def step(self) -> None:
         """Release: record the step in the ledger, add the noise, run the optimizer.
 
         Noise is added to every trainable parameter, whether or not a sample used it.
         """
-        self._require_attached()
-        self._progress.require_complete()
-        assert self._batch is not None
-        self._budget.require_room(self._steps_taken, pass_number=self._batch.pass_number)
-        self._capture.check_trainable_set()
-        self._require_same_parameters()
+        self._require_usable()
+        batch = self._under_way.require_complete()
+        self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
+        with self._standing.watched():
+            self._capture.check_trainable_set()
+            self._release.require_same_parameters()
+            require_bounded(self._under_way.sums, self._groups, self._clipping, batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent.
-        sigma = self._budget.record(self._steps_taken, pass_number=self._batch.pass_number)
-        # Also if the optimizer fails: part of the update may be in the weights by then.
-        step, self._steps_taken = self._steps_taken, self._steps_taken + 1
-        self._last_batch = self._batch
-        self._stepping = True
+        sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
         try:
-            self._write_private_gradients(step, sigma * self.sensitivity)
-            self._optimizer.step()
+            self._under_way.spend()
+            # Also if the optimizer fails: part of the update may be in the weights by then.
+            step = self._course.advance(batch)
+            sums, std = self._under_way.sums, sigma * self.sensitivity
+            self._release.update(sums, step=step, std=std, divisor=self._batch_size)
         finally:
-            self._stepping = False
-            self._end_batch()
+            self._under_way.end()
 
     # -- what a user may ask -------------------------------------------------------------------
 
@@ -260,6 +275,11 @@ class PrivacyEngine:
         return self._budget.noise_multiplier
 
     @property
+    def noise(self) -> str:
+        """Where the noise comes from, in words."""
+        return self._noise.description
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of parameters that are clipped together, with their radii."""
         return self._groups
@@ -272,18 +292,18 @@ class PrivacyEngine:
     @property
     def steps_taken(self) -> int:
         """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
-        return self._steps_taken
+        return self._course.steps_taken
 
     @property
     def epochs_completed(self) -> int:
         """Number of whole passes behind the weights; a resumed loop starts here."""
-        return int(self._loader.bookmark(self._last_batch)["pass"])
+        return self._course.epochs_completed
 
     @property
     def has_budget(self) -> bool:
         """Whether the target, if there is one, leaves room for another step."""
         try:
-            self._budget.require_room(self._steps_taken, pass_number=self.epochs_completed)
+            self._budget.require_room(self.steps_taken, pass_number=self.epochs_completed)
         except BudgetExhaustedError:
             return False
         return True
@@ -301,7 +321,7 @@ class PrivacyEngine:
     @property
     def nonfinite_samples(self) -> int:
         """Samples dropped so far for a non-finite gradient. Read from raw data: NOT private."""
-        return self._nonfinite
+        return self._under_way.nonfinite_samples
 
     def epsilon(self, delta: float | None = None) -> float:
         """What all steps so far have spent: an upper bound, 0 before the first step."""
@@ -312,16 +332,15 @@ class PrivacyEngine:
         """Drop the logical batch under way; nothing of it is released."""
         self._require_attached()
         self._capture.begin()
-        if self._batch is not None:
-            self._batch.discard()
-        self._end_batch()
+        self._release.clear()
+        self._under_way.drop()
 
     def detach(self) -> None:
         """Leave the model and the optimizer exactly as they were before attaching."""
         if self._attached:
             self._capture.detach()
-            self._step_guard.remove()
-            self._end_batch()
+            self._release.detach()
+            self._under_way.end()
             self._attached = False
 
     # -- checkpoints ---------------------------------------------------------------------------
@@ -342,23 +361,12 @@ class PrivacyEngine:
         Unlike a module's ``state_dict`` it is a copy, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
-        if self._progress.begun:
+        self._standing.require_sound()
+        if self._under_way.is_begun:
             raise EngineStateError(
                 "a batch is under way: save between engine.step() and the next batch."
             )
-        return stamped(
-            {
-                "settings": self._settings,
-                # Copies: weights that go on changing would run ahead of the ledger beside them.
-                "model": copy.deepcopy(self._model.state_dict()),
-                "optimizer": copy.deepcopy(self._optimizer.state_dict()),
-                "position": self._loader.bookmark(self._last_batch),
-                "budget": self._budget.state_dict(),
-                "ledger": self._ledger.to_dict(),
-                "steps_taken": self._steps_taken,
-                "rng": global_rng(self._seed),
-            }
-        )
+        return self._course.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in an engine made with the same arguments.
@@ -366,121 +374,24 @@ class PrivacyEngine:
         What this engine's ledger holds beyond the saved one stays counted: steps whose updates were
         lost in a crash, or undone by loading an earlier state, are spent all the same.
         """
-        self._require_attached()
-        if self._progress.begun:
+        self._require_usable()
+        if self._under_way.is_begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
-        require_fitting(state, self._settings)
-        self._generation += 1
-        # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
-        saved = Ledger.from_dict(state["ledger"])
-        same_history = not self._ledger.events or saved.id == self._ledger.id
-        lost = self._ledger.cover(saved)
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        same_pass = self._loader.go_to(state["position"])
-        self._budget.load_state_dict(
-            state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
+        self._course.load_state_dict(state)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an engine cannot be copied or pickled: the copy would train without a ledger entry, "
+            "or with the same noise. Save engine.state_dict(), and load it into a new engine."
         )
-        self._steps_taken = state["steps_taken"]
-        self._last_batch = None
-        restore_global_rng(state["rng"], self._seed)
 
-    # -- guards --------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------
 
-    def _refuse_stray_step(self, *_: Any) -> None:
-        if not self._stepping:
-            raise StrayGradientError(
-                "optimizer.step() was called directly: it would apply a gradient without noise and "
-                "without a ledger entry. Call engine.step() instead."
-            )
+    def _require_usable(self) -> None:
+        self._release.forbid()
+        self._require_attached()
+        self._standing.require_sound()
 
     def _require_attached(self) -> None:
         if not self._attached:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
-
-    def _require_same_parameters(self) -> None:
-        require_same_parameters(self._capture.parameters.trainable(), self._optimizer)
-
-    # -- internals -----------------------------------------------------------------------------
-
-    def _describe(
-        self, epochs: int | None, epsilon: float | None, noise_multiplier: float | None
-    ) -> dict[str, Any]:
-        """What must be the same when a run is resumed, as plain data."""
-        return {
-            "noise_multiplier": None if noise_multiplier is None else float(noise_multiplier),
-            "noise_schedule": self._budget.schedule,
-            "batch_size": self._batch_size,
-            "dataset size": self._population,
-            "delta": self._delta,
-            "epsilon": None if epsilon is None else float(epsilon),
-            "epochs": None if epochs is None else int(epochs),
-            "accountant": self._accountant,
-            "adjacency": self._ledger.adjacency,
-            "sampling": participation.to_dict(self._loader.draws.accounting),
-            "clipping": repr(self._clipping),
-            "optimizer": type(self._optimizer).__name__,
-            "groups": [[group.radius, *group.parameters] for group in self._groups],
-        }
-
-    def _epoch(self) -> Iterator[Iterator[Any]]:
-        begun_at, generation = self._steps_taken, self._generation
-        for batch in self._loader:
-            if generation != self._generation:
-                raise EngineStateError(
-                    "a state was loaded since these batches were begun: take new ones from "
-                    "engine.batches()."
-                )
-            if not self._has_room(batch, is_first=self._steps_taken == begun_at):
-                return
-            self._progress.begin(batch.micro_sizes)
-            self._batch = batch
-            yield self._micro_batches_of(batch)
-
-    def _has_room(self, batch: LogicalBatch, *, is_first: bool) -> bool:
-        """Whether there may be another step.
-
-        Where an interruption lost some, an epoch may end early, so that what was trained can be
-        saved. To begin an epoch without a budget is an error.
-        """
-        try:
-            self._budget.require_room(self._steps_taken, pass_number=batch.pass_number)
-        except BudgetExhaustedError as error:
-            if is_first or not self._budget.lost_steps:
-                raise
-            batch.discard()
-            warnings.warn(str(error), stacklevel=3)
-            return False
-        return True
-
-    def _micro_batches_of(self, batch: LogicalBatch) -> Iterator[Any]:
-        for micro_batch in batch:
-            size = self._progress.fetch()
-            self._capture.begin(size, verify=self._is_verification_due())
-            yield micro_batch
-
-    def _is_verification_due(self) -> bool:
-        """Probe at micro-batches 1, 2, 4, 8, ...: early, and then ever more rarely."""
-        self._micro_batches += 1
-        return self._micro_batches & (self._micro_batches - 1) == 0
-
-    def _accumulate(self, reducer: ClippedReducer) -> None:
-        self._nonfinite += int((~reducer.norms.isfinite()).any(1).sum())
-        for name, total in reducer.grads.items():
-            known = self._sums.get(name)
-            self._sums[name] = total if known is None else known.add_(total)
-
-    def _write_private_gradients(self, step: int, std: float) -> None:
-        self._noise.begin_step(step)
-        for name, parameter in self._capture.parameters.trainable().items():
-            gradient = self._noise.sample(parameter, std)
-            if name in self._sums:
-                gradient += self._sums[name]
-            parameter.grad = (gradient / self.batch_size).to(parameter.dtype)
-
-    def _end_batch(self) -> None:
-        self._sums.clear()
-        self._batch = None
-        self._progress.end()
-        for parameter in self._capture.parameters.trainable().values():
-            parameter.grad = None

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quietgrad._version import __version__
-from quietgrad.errors import EngineStateError
+from quietgrad.accounting import Ledger
+from quietgrad.errors import EngineStateError, QuietgradError
 
 _FORMAT = 1
-_FIELDS = {"settings", "model", "optimizer", "position", "budget", "ledger", "steps_taken", "rng"}
+_FIELDS: dict[str, Any] = {
+    "settings": Mapping,
+    "model": Mapping,
+    "optimizer": Mapping,
+    "position": Mapping,
+    "budget": Mapping,
+    "ledger": Mapping,
+    "steps_taken": object,  # compared below
+    "rng": torch.Tensor | None,
+}
+_BUDGET_FIELDS: dict[str, Any] = {
+    "noise_multiplier": float,
+    "recorded": object,  # compared below
+    "lost": int,
+    "is_off_plan": bool,
+    "pass_number": int | None,
+    "noise_in_pass": Sequence,
+}
+_LEDGER_FIELDS: dict[str, Any] = {"id": str, "adjacency": str, "events": Sequence}
 
 
 def stamped(content: dict[str, Any]) -> dict[str, Any]:
@@ -27,16 +47,23 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
         state: what is to be loaded.
         settings: of the engine that is to load it.
     """
+    if not isinstance(state, Mapping):
+        raise EngineStateError(
+            f"not a state: expected what engine.state_dict() returned, got {type(state).__name__}."
+        )
     if state.get("format") != _FORMAT:
         raise EngineStateError(
             f"not a state this version can read: format {state.get('format')!r}, written by "
             f"quietgrad {state.get('quietgrad', 'unknown')}; expected format {_FORMAT}."
         )
-    if missing := sorted(_FIELDS - set(state)):
-        raise EngineStateError(f"the state lacks {', '.join(missing)}: expected a whole one.")
-    taken, recorded = state["steps_taken"], state["budget"].get("recorded")
-    held = sum(event.get("steps", 0) for event in state["ledger"].get("events", ()))
-    if not all(type(each) is int for each in (taken, recorded)) or not taken <= recorded <= held:
+    _require_fields(state, _FIELDS, "the state")
+    _require_fields(state["budget"], _BUDGET_FIELDS, "its budget")
+    _require_fields(state["ledger"], _LEDGER_FIELDS, "its ledger")
+    taken, recorded = state["steps_taken"], state["budget"]["recorded"]
+    held = Ledger.from_dict(state["ledger"]).steps
+    counts = (taken, recorded, state["budget"]["lost"])
+    plain = all(type(each) is int and each >= 0 for each in counts)
+    if not plain or not taken <= recorded <= held:
         raise EngineStateError(
             f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in "
             "its ledger. It was edited, or put together from two; restore a copy of it."
@@ -49,6 +76,31 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
                 f"{value!r}: a run is resumed as it was begun. To go on with other settings, "
                 "train a new engine with ledger= the old one's ledger; both then count."
             )
+
+
+def _require_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    advice = "expected a whole one, as engine.state_dict() returned it; restore a copy."
+    if lacking := sorted(set(expected) - set(part)):
+        raise EngineStateError(f"{where} lacks {', '.join(lacking)}: {advice}")
+    for name, kind in expected.items():
+        value = part[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise EngineStateError(f"{where} has {type(value).__name__} for {name}: {advice}")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Whatever loading makes of a part that fits nowhere, said in terms of the state."""
+    try:
+        yield
+    except QuietgradError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise EngineStateError(
+            f"the state does not fit this engine ({type(e).__name__}: {e}): load one saved from "
+            "the same model and optimizer. The weights may be half loaded by now; the ledger "
+            "holds everything."
+        ) from e
 
 
 def read_state(path: str | Path) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def _length(images: Tensor) -> Tensor:
 def _weight_gradient(
     inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry, groups: int
 ) -> Tensor:
+    inputs, grads = _plainly_laid_out(inputs), _plainly_laid_out(grads)
     weight = inputs.new_empty(1).expand(shape)  # only its shape is read
     gradient: Tensor
     _, gradient, _ = torch.ops.aten.convolution_backward(
@@ -111,6 +112,14 @@ def _weight_gradient(
         (False, True, False),
     )
     return gradient
+
+
+def _plainly_laid_out(images: Tensor) -> Tensor:
+    """The same memory with ordinary strides: those of dimensions of size one may be anything."""
+    if not images.is_contiguous():
+        return images
+    strides = torch.empty(images.shape, device="meta").stride()
+    return images if images.stride() == strides else images.as_strided(images.shape, strides)
 
 
 def _patches(images: Tensor, kernel: torch.Size, grid: torch.Size, geometry: Geometry) -> Tensor:

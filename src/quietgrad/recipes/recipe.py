@@ -38,3 +38,4 @@ class Recipe:
     sampling: str = "poisson"
     adjacency: Adjacency | None = None
     accountant: str = "pld"
+    noise: str = "secure"

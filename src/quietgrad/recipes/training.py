@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,21 +56,21 @@ def attach(
     """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
     return PrivacyEngine(
         model,
-        _optimizer(recipe, model),
+        optimizer(recipe, model),
         split.train,
-        batch_size=recipe.batch_size,
-        epochs=recipe.epochs,
-        epsilon=recipe.epsilon,
-        delta=recipe.delta,
-        clipping=recipe.clipping,
-        grouping=recipe.grouping,
-        physical_batch_size=recipe.physical_batch_size,
-        sampling=recipe.sampling,
-        adjacency=recipe.adjacency,
-        accountant=recipe.accountant,
         ledger=ledger,
         seed=seed,
+        **engine_options(recipe),
     )
+
+
+def engine_options(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says about its engine."""
+    names = (
+        "batch_size epochs epsilon delta clipping grouping physical_batch_size sampling adjacency"
+        " accountant noise"
+    )
+    return {name: getattr(recipe, name) for name in names.split()}
 
 
 def train_private(
@@ -107,21 +108,22 @@ def train_ordinary(
 ) -> Outcome:
     """Train the same way without clipping and noise, on shuffled batches: what privacy costs."""
     seconds = 0.0
-    optimizer = _optimizer(recipe, model)
+    sgd = optimizer(recipe, model)
     loader = DataLoader(split.train, recipe.batch_size, shuffle=True, generator=_generator(seed))
     for epoch in range(1, recipe.epochs + 1):
         started = time.perf_counter()
         for x, y in loader:
-            optimizer.zero_grad()
+            sgd.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            sgd.step()
         seconds += time.perf_counter() - started
         report = _report(epoch, model, split, epsilon=None)
         on_epoch(report)
     return Outcome(report.test_loss, report.test_accuracy, recipe.epochs * len(loader), seconds)
 
 
-def _optimizer(recipe: Recipe, model: nn.Module) -> SGD:
+def optimizer(recipe: Recipe, model: nn.Module) -> SGD:
+    """As the recipe says, over all parameters of a model."""
     rate = require_positive("learning_rate", recipe.learning_rate)
     return SGD(model.parameters(), lr=rate, momentum=recipe.momentum)
 

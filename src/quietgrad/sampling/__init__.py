@@ -18,7 +18,7 @@ from quietgrad.sampling.full_batch import FullBatchSampler
 from quietgrad.sampling.loader import BatchLoader
 from quietgrad.sampling.own import OwnSampler
 from quietgrad.sampling.poisson import PoissonSampler
-from quietgrad.sampling.population import population
+from quietgrad.sampling.population import population, require_batch_size
 from quietgrad.sampling.registry import names, resolve
 from quietgrad.sampling.shuffled import ShuffledSampler
 
@@ -34,5 +34,6 @@ __all__ = [
     "ShuffledSampler",
     "names",
     "population",
+    "require_batch_size",
     "resolve",
 ]

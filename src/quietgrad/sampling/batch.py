@@ -1,6 +1,7 @@
 """One logical batch: everything that takes part in one step."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
@@ -30,6 +31,7 @@ class LogicalBatch:
         self._micro_batches = micro_batches
         self._remaining = len(micro_sizes)
         self._started = False
+        self._is_broken = False
 
     def __repr__(self) -> str:
         where = f"pass_number={self.pass_number}, step={self.step}"
@@ -39,6 +41,11 @@ class LogicalBatch:
     def exhausted(self) -> bool:
         """Whether every micro-batch was handed out."""
         return self._remaining == 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a micro-batch failed to load: then nobody knows which one would come next."""
+        return self._is_broken
 
     def __iter__(self) -> Iterator[Any]:
         if self._started and self.micro_sizes:
@@ -51,11 +58,16 @@ class LogicalBatch:
 
     def discard(self) -> None:
         """Load and drop what is left, so that the next logical batch can be taken."""
-        for _ in self._hand_out():
-            pass
+        with suppress(Exception):  # what is dropped need not be whole; the pass ends all the same
+            for _ in self._hand_out():
+                pass
+        self._remaining = 0
 
     def _hand_out(self) -> Iterator[Any]:
-        while self._remaining:
-            # Counted down first: a batch that fails to load must not be taken for one to come.
+        while self._remaining and not self._is_broken:
+            # An error or an interrupt from here on leaves the mark.
+            self._is_broken = True
             self._remaining -= 1
-            yield next(self._micro_batches)
+            micro_batch = next(self._micro_batches)
+            self._is_broken = False
+            yield micro_batch

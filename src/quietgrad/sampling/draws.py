@@ -52,7 +52,7 @@ class Draws(Protocol):
         Where a pass can be continued they are a function of the key and the step alone.
 
         Args:
-            key: makes this pass different from every other; 128 random bits.
+            key: makes this pass different from every other; 256 random bits.
             start: the first step wanted, from 0. Ignored if the resumption is `NEW_PASS`.
         """
 

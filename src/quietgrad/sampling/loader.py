@@ -1,5 +1,6 @@
 """The loader: logical batches, pass after pass, from a place that can be saved."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from quietgrad._checks import require_count
+from quietgrad.errors import SamplingError
 from quietgrad.sampling.batch import LogicalBatch
+from quietgrad.sampling.checked import checked_indices
 from quietgrad.sampling.draws import Draws, Resumption
 from quietgrad.sampling.keys import pass_key, worker_seed
 from quietgrad.sampling.lookahead import Lookahead
@@ -70,7 +73,7 @@ class BatchLoader:
         self._current: Position | None = None  # where the pass under way began
         self._loader_options: dict[str, Any] = {
             "collate_fn": collate_fn,
-            "num_workers": num_workers,
+            "num_workers": require_count("num_workers", num_workers, at_least=0),
             "pin_memory": pin_memory,
             "worker_init_fn": worker_init_fn,
             "prefetch_factor": prefetch_factor,
@@ -85,7 +88,7 @@ class BatchLoader:
         # A key that must stay secret lives no longer than the pass itself.
         keep = self.draws.resumption is Resumption.SAME_KEY
         self._current = replace(start, key=key if keep else None)
-        return self._walk(start, key)
+        return self._walk(start, key, os.getpid())
 
     def bookmark(self, batch: LogicalBatch | None) -> dict[str, Any]:
         """Where to go on once everything up to and including this batch is done.
@@ -131,15 +134,22 @@ class BatchLoader:
         step = batch.step + 1
         return current.next_pass() if step == len(self) else replace(current, step=step)
 
-    def _walk(self, start: Position, key: int) -> Iterator[LogicalBatch]:
+    def _walk(self, start: Position, key: int, process: int) -> Iterator[LogicalBatch]:
         """One pass, from a step on."""
-        ahead = Lookahead(map(self._split, self.draws.indices(key, start.step)))
+        ahead = Lookahead(map(self._split, checked_indices(self.draws, key, start.step)))
         micro_batches = iter(self._data_loader(ahead, start))
         for step, micro_sizes in enumerate(ahead.sizes(), start.step):
+            _require_same_process(process)
             batch = LogicalBatch(
                 micro_sizes, micro_batches, pass_number=start.pass_number, step=step
             )
             yield batch
+            if batch.is_broken:
+                raise SamplingError(
+                    f"loading failed or was interrupted in the middle of {batch}: what is left of"
+                    " it could be taken for part of the next. Begin another pass: take new batches"
+                    " from the loader, or from engine.batches()"
+                )
             if not batch.exhausted:
                 raise RuntimeError(
                     f"the previous logical batch was left unfinished ({batch}): its remaining"
@@ -160,6 +170,16 @@ class BatchLoader:
             batch_sampler=ahead,
             generator=torch.Generator().manual_seed(seed),
             **self._loader_options,
+        )
+
+
+def _require_same_process(process: int) -> None:
+    """Batches that a parent and its child both draw would be one sample for two steps."""
+    if os.getpid() != process:
+        raise SamplingError(
+            "this pass over the data was begun by the process that this one was forked from, which"
+            " goes on with the same batches: take new ones from the loader, or from"
+            " engine.batches()"
         )
 
 

@@ -154,7 +154,6 @@ def _no_kinder(declared: Participation, population: int, length: int) -> Partici
             # Shorter passes are more of them for the same number of steps.
             return replace(declared, length=length)
         case TruncatedPoisson():
-            # As for our own: the larger of two neighbouring data sets.
-            return replace(declared, population=max(declared.population, population + 1))
+            return replace(declared, population=max(declared.population, population))
         case _:
             return declared

@@ -15,7 +15,7 @@ import numpy as np
 from quietgrad._checks import require_count, require_rate
 from quietgrad.accounting.participation import Poisson, TruncatedPoisson
 from quietgrad.sampling.draws import Resumption
-from quietgrad.sampling.keys import generator
+from quietgrad.sampling.keys import step_words
 from quietgrad.sampling.population import require_batch_size
 
 
@@ -50,8 +50,7 @@ class PoissonDraws:
         """What an accountant must assume."""
         if self.largest is None:
             return Poisson(self.rate)
-        # The larger of two neighbouring data sets has one sample more, and more draws to cut.
-        return TruncatedPoisson(self.rate, self.largest, self.population + 1)
+        return TruncatedPoisson(self.rate, self.largest, self.population)
 
     @property
     def description(self) -> str:
@@ -61,14 +60,21 @@ class PoissonDraws:
 
     def indices(self, key: int, start: int) -> Iterator[list[int]]:
         """The samples of each step from `start` on, in ascending order."""
-        return (self._draw(generator(key, step)) for step in range(start, self.length))
+        return (self._draw(key, step) for step in range(start, self.length))
 
-    def _draw(self, rng: np.random.Generator) -> list[int]:
-        drawn = np.flatnonzero(rng.random(self.population) < self.rate)
+    def _draw(self, key: int, step: int) -> list[int]:
+        coins, ranks = step_words(key, step, 2 * self.population).reshape(2, -1)
+        drawn = np.flatnonzero(coins <= self._highest)
         if self.largest is not None and len(drawn) > self.largest:
-            drawn = np.sort(rng.choice(drawn, self.largest, replace=False, shuffle=False))
+            first = np.argsort(ranks[drawn], kind="stable")[: self.largest]
+            drawn = np.sort(drawn[first])
         indices: list[int] = drawn.tolist()
         return indices
+
+    @property
+    def _highest(self) -> np.uint64:
+        """The highest of 2^64 words that is drawn: with the rate as probability, rounded down."""
+        return np.uint64(max(1, int(self.rate * 2.0**64)) - 1)
 
 
 @dataclass(frozen=True)

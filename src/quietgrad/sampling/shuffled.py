@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from quietgrad._checks import require_count
 from quietgrad.accounting.participation import Passes
 from quietgrad.sampling.draws import Resumption
-from quietgrad.sampling.keys import generator
+from quietgrad.sampling.keys import step_words
 from quietgrad.sampling.population import require_batch_size
 
 
@@ -48,7 +50,8 @@ class ShuffledDraws:
 
     def indices(self, key: int, start: int) -> Iterator[list[int]]:
         """The batches of the key's permutation from `start` on."""
-        order: list[int] = generator(key, 0).permutation(self.population).tolist()
+        ranks = step_words(key, 0, self.population)
+        order: list[int] = np.argsort(ranks, kind="stable").tolist()
         size = self.batch_size
         return (order[i : i + size] for i in range(start * size, self.population, size))
 

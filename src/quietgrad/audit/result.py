@@ -1,0 +1,64 @@
+"""What an audit found."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietgrad.audit.bounds import Rates
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult:
+    """A claim beside what was measured.
+
+    Not finding a violation proves nothing: an audit sees what its canaries and its guesses can see.
+
+    Attributes:
+        claimed_epsilon: what the audited training says it spends.
+        delta: at which it says so.
+        lower_bound: the epsilon that was measured: the truth is not below it, with probability
+            `confidence`, if it belongs to the claim's family (see `quietgrad.audit.Claim`).
+        p_value: the probability of guesses this good if the claim holds; the test that decides.
+        confidence: 1 minus the probability of raising a false alarm.
+        canaries: how many there were, in all runs together.
+        runs: how many runs there were.
+        guesses: how many canaries were guessed about by their rank; fixed beforehand.
+        correct: how many of these guesses were right.
+        rates: errors of guesses by the fixed threshold; None if canaries are not independent.
+        bounds: further lower bounds on epsilon by name, each by itself with this confidence.
+        scores: one per canary.
+        present: whether each canary was there.
+        threshold: above it, a canary was taken for present; None if canaries are not independent.
+    """
+
+    claimed_epsilon: float
+    delta: float
+    lower_bound: float
+    p_value: float
+    confidence: float
+    canaries: int
+    runs: int
+    guesses: int
+    correct: int
+    rates: Rates | None
+    bounds: dict[str, float]
+    scores: NDArray[np.float64] = field(repr=False)
+    present: NDArray[np.bool_] = field(repr=False)
+    threshold: float | None = field(repr=False)
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is rejected."""
+        return self.p_value < 1 - self.confidence
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the scores, as plain data."""
+        names = "claimed_epsilon delta lower_bound p_value confidence canaries runs guesses correct"
+        return {
+            "violated": self.violated,
+            **{name: getattr(self, name) for name in names.split()},
+            "rates": None if self.rates is None else asdict(self.rates),
+            "bounds": dict(self.bounds),
+        }

@@ -1,0 +1,95 @@
+"""What an audit says, as a JSON object, as a table, and in words."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from quietgrad.audit import AuditResult
+from quietgrad.cli.rounding import json_number, printed
+from quietgrad.recipes import Recipe
+
+_GUESSES = {
+    "gradient": "each canary's entry of the released gradients, added up over all steps",
+    "example": "how much each canary's loss fell from the initial to the final model",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One recipe, audited."""
+
+    recipe: Recipe
+    kind: str
+    seed: int | None
+    result: AuditResult
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        found = self.result.as_dict()
+        bounds = {name: json_number(value) for name, value in found["bounds"].items()}
+        return {
+            "recipe": self.recipe.name,
+            "kind": self.kind,
+            "seed": self.seed,
+            "target_epsilon": self.recipe.epsilon,
+            **found,
+            "claimed_epsilon": json_number(found["claimed_epsilon"]),
+            "lower_bound": json_number(found["lower_bound"]),
+            "bounds": bounds,
+        }
+
+    def as_table(self) -> Table:
+        """The same for people; lower bounds are rounded to the nearest."""
+        table = Table(title=f"{self.recipe.name}: audit with {self.kind} canaries")
+        table.add_column("")
+        table.add_column("", justify="right")
+        for name, value in self._rows():
+            table.add_row(name, value)
+        return table
+
+    def verdict(self) -> list[str]:
+        """What it means, and what it does not."""
+        found, percent = self.result, f"{self.result.confidence:.4g}"
+        if not found.violated:
+            return [
+                f"Not violated: guesses this good are no surprise if the claim holds"
+                f" (p = {found.p_value:.2g}).",
+                "A lower bound is evidence, no proof of safety: it is what these canaries found.",
+            ]
+        return [
+            f"VIOLATED: if the claim held, guesses this good had a probability of"
+            f" {found.p_value:.2g}.",
+            f"Correct training raises such an alarm with probability 1 - {percent} at most. Run it"
+            " again: two alarms in a row are no accident.",
+        ]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        found = self.result
+        rows = [
+            ("claimed epsilon", f"{printed(found.claimed_epsilon)} at delta {found.delta:g}"),
+            ("measured lower bound", printed(found.lower_bound, up=False)),
+            ("confidence", f"{found.confidence:g}"),
+            ("canaries", _in_runs(found.canaries, found.runs)),
+        ]
+        if found.rates is not None:
+            right, all_of = found.rates.correct, found.rates.guesses
+            rows.append(("right guesses by threshold", _share(right, all_of)))
+        rows.append(("right guesses by rank", _share(found.correct, found.guesses)))
+        rows += [
+            (f"bound: {name}", printed(value, up=False)) for name, value in found.bounds.items()
+        ]
+        return rows
+
+
+def scored_by(kind: str) -> str:
+    """What a score is."""
+    return _GUESSES[kind]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({part / whole:.1%})"
+
+
+def _in_runs(canaries: int, runs: int) -> str:
+    return f"{canaries:,}" if runs == 1 else f"{canaries:,} in {runs} runs"

@@ -1,0 +1,85 @@
+"""What `quietgrad check` is pointed at: a function that makes model, batch and loss."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from quietgrad._names import unknown_name
+
+
+class Target(NamedTuple):
+    """What is to be inspected."""
+
+    model: nn.Module
+    batch: Any
+    loss_fn: Callable[[nn.Module, Any], Any]
+
+
+def resolve(target: str) -> Target:
+    """Import the module, call the function.
+
+    Raises:
+        ValueError: there is no such module or function, or it returns something else.
+    """
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise ValueError(
+            f"{target!r} is no target: expected module:function or path/to/file.py:function"
+        )
+    function = _function(_module(place), name, place)
+    made = function()
+    if not isinstance(made, tuple) or len(made) != len(Target._fields):
+        raise ValueError(
+            f"{target} returned {_kind(made)}: expected a tuple of model, batch and loss_fn"
+        )
+    model, _, loss_fn = made
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{target} returned {_kind(model)} as model: expected a torch.nn.Module")
+    if not callable(loss_fn):
+        raise ValueError(
+            f"{target} returned {_kind(loss_fn)} as loss_fn: expected a function of model and batch"
+        )
+    return Target(*made)
+
+
+def _module(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _from_file(Path(place))
+    sys.path.insert(0, "")  # as for `python -m`
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something it imports is not
+        raise ValueError(
+            f"no module {place!r}: expected one that can be imported from here, or a file"
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"no file {str(path)!r}")
+    sys.path.insert(0, str(path.parent))  # as for `python path`
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]
+    functions = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+    raise unknown_name(f"function in {place}", name, functions)
+
+
+def _kind(value: Any) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"

@@ -1,0 +1,113 @@
+"""The logical batch that is being added up: nothing of it is released before it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from quietgrad.errors import EngineStateError
+from quietgrad.progress import Progress
+from quietgrad.reduction import ClippedReducer
+from quietgrad.sampling import LogicalBatch
+
+
+class BatchUnderWay:
+    """One batch at a time, from its first micro-batch to its release, or to where it is dropped.
+
+    An interrupt may come between any two lines here. So what must not happen twice is marked as
+    begun before it begins: then a batch that was cut short can only be dropped.
+    """
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+        self._batch: LogicalBatch | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._is_torn = False
+        self._is_spent = False
+        self._nonfinite = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is one that was neither released nor dropped."""
+        return self._progress.begun
+
+    @property
+    def nonfinite_samples(self) -> int:
+        """Samples dropped so far, in all batches, for a gradient that is not finite."""
+        return self._nonfinite
+
+    def require_none(self) -> None:
+        """Refuse to begin a batch before the last one has ended."""
+        if self.is_begun:
+            self._progress.begin(())  # raises, and says what to do
+
+    def begin(self, batch: LogicalBatch) -> None:
+        """A batch begins; the one before must have ended."""
+        self.require_none()
+        self._sums.clear()
+        self._batch, self._is_torn, self._is_spent = batch, False, False
+        self._progress.begin(batch.micro_sizes)
+
+    def micro_batches(self) -> Iterator[tuple[int, Any]]:
+        """The micro-batches in order, each with its number of samples."""
+        batch = self._batch
+        assert batch is not None
+        for content in batch:
+            yield self._progress.fetch(), content
+        if self._batch is batch:
+            # Also the end must find all of them done, or a batch that is unpacked would be lost.
+            self._progress.require_none_passed_over()
+
+    def require_micro_batch(self) -> int:
+        """The number of samples of the micro-batch that is to be added now."""
+        size = self._progress.require_micro_batch()
+        self._require_whole()
+        return size
+
+    def add(self, reduced: ClippedReducer) -> None:
+        """Add the clipped sums of the current micro-batch."""
+        self._is_torn = True
+        for name, total in reduced.grads.items():
+            known = self._sums.get(name)
+            self._sums[name] = total if known is None else known.add_(total)
+        self._nonfinite += int((~reduced.norms.isfinite()).any(1).sum())
+        self._progress.propagated()
+        self._is_torn = False
+
+    def require_complete(self) -> LogicalBatch:
+        """The batch, once every sample in it has been added exactly once."""
+        self._progress.require_complete()
+        self._require_whole()
+        assert self._batch is not None
+        return self._batch
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The clipped sums by parameter; one that no sample used is missing."""
+        return self._sums
+
+    def spend(self) -> None:
+        """From here on the batch counts as released: noise covers its sum once, not twice."""
+        self._is_spent = True
+
+    def drop(self) -> None:
+        """Pass over what was not loaded yet, and end."""
+        if self._batch is not None:
+            self._batch.discard()
+        self.end()
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._sums.clear()
+        self._batch = None
+        self._progress.end()
+
+    def _require_whole(self) -> None:
+        if self._is_torn or self._is_spent:
+            what = "released" if self._is_spent else "added to the sum"
+            raise EngineStateError(
+                f"the batch was interrupted while it was being {what}: going on could count "
+                "samples twice. Call engine.discard_batch() and take the next one."
+            )

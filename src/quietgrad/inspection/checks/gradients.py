@@ -1,0 +1,76 @@
+"""Checks of the gradients that would be clipped, summed and released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quietgrad.grouping import sensitivity
+from quietgrad.inspection.captured import Captured, capture, clipped_sum
+from quietgrad.inspection.checks.wording import fault
+from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.subject import Subject
+
+_ROUNDING = 1e-3
+
+
+def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
+    """Per-sample gradients equal those of a loop over batches of one."""
+    for place in subject.everyone:
+        model = subject.fresh_model()
+        alone = subject.gradients(subject.losses(model, [place]), model)
+        together = {name: captured.gradient(name, place, g) for name, g in alone.items()}
+        name = subject.tolerance.first_difference(together, alone)
+        if name is not None:
+            norms = [float(gradients[name].norm()) for gradients in (together, alone)]
+            yield fault(
+                "exactness",
+                f"the gradient of sample {place} for parameter '{name}' is another in a batch "
+                f"(norm {norms[0]:.6g}) than alone (norm {norms[1]:.6g}).",
+                "Its loss is scaled by, or computed with, something of the whole batch. Compute "
+                "each sample's loss from that sample alone.",
+            )
+            return
+
+
+def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
+    """The sum changes by at most its sensitivity if one sample is left out."""
+    whole = clipped_sum(subject, captured, subject.count)
+    bound = sensitivity(subject.groups, subject.clipping)
+    for place in subject.first_and_last:
+        others = subject.without(place)
+        rest = clipped_sum(subject, capture(subject, others, verify=False), len(others))
+        change = _distance(whole, rest)
+        if not change <= bound * (1 + _ROUNDING):
+            yield fault(
+                "sensitivity",
+                f"leaving out sample {place} moves the sum by {change:.6g}, and the noise covers "
+                f"{bound:.6g}.",
+                "Samples are not independent of each other; see the other findings.",
+            )
+            return
+
+
+def unused(subject: Subject, captured: Captured) -> Iterator[Finding]:
+    """Every trainable parameter takes part."""
+    names = [
+        name
+        for name, p in subject.original.named_parameters()
+        if p.requires_grad and name not in {*captured.factors, *captured.operations}
+    ]
+    if names:
+        yield Finding(
+            "coverage",
+            Verdict.NOTE,
+            f"no sample uses '{names[0]}' ({len(names)} such): it gets noise and nothing else.",
+            "Freeze it with requires_grad_(False) unless other batches use it.",
+        )
+
+
+def _distance(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    names = sorted({*some, *others})
+    zero = torch.zeros(())
+    parts = [(some.get(n, zero) - others.get(n, zero)).double().norm() for n in names]
+    return float(torch.stack(parts).norm()) if parts else 0.0

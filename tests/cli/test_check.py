@@ -1,0 +1,152 @@
+"""`quietgrad check`: five broken models and what is right, as a user meets them."""
+
+import json
+import textwrap
+
+import pytest
+
+from .helpers import assert_refused, run, text_of
+
+MODULE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def losses(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+def batch():
+    return torch.randn(8, 1, 8, 8), torch.arange(8) % 3
+
+def model(*inner):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *inner, nn.Flatten(), nn.Linear(144, 3))
+
+class Centre(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+    def forward(self, x):
+        shift = 0.0 if self.last is None else self.last.mean()
+        self.last = x.detach()
+        return x + 0.1 * shift
+
+def contrast(model, batch):
+    z = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
+
+def good():
+    return model(nn.GroupNorm(2, 4), nn.Dropout()), batch(), losses
+
+def batch_norm():
+    return model(nn.BatchNorm2d(4)), batch(), losses
+
+def frozen_batch_norm():
+    return model(nn.BatchNorm2d(4).requires_grad_(False)), batch(), losses
+
+def batch_mean():
+    return model(Centre()), batch(), losses
+
+def contrastive():
+    return model(), batch(), contrast
+
+def cache():
+    return model(Cache()), batch(), losses
+
+def nothing():
+    return None
+
+def no_model():
+    return "model", batch(), losses
+
+def no_loss():
+    return model(), batch(), None
+
+def one_sample():
+    return model(), torch.zeros(1, 1, 8, 8), losses
+
+value = 3
+"""
+
+FAULTS = {
+    "batch_norm": ["module '1' (BatchNorm2d)", "'1.running_mean'", "GroupNorm"],
+    "frozen_batch_norm": ["'1.running_mean'", "BatchNorm2d", "updated from raw data", ".eval()"],
+    "batch_mean": ["module '1' (Centre)", "computed over the batch"],
+    "contrastive": ["samples meet in the loss function", "contrastive term"],
+    "cache": ["attribute '1.last'", "depend on the samples of the batch before"],
+}
+
+
+@pytest.fixture
+def models(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(textwrap.dedent(MODULE))
+    return path
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_broken_models_are_named_and_the_exit_code_is_one(models, name):
+    result = run("check", f"{models}:{name}")
+    assert result.exit_code == 1
+    for words in [*FAULTS[name], "FAULT", "NOT fit for private training"]:
+        assert words in text_of(result)
+
+
+def test_what_is_right_passes(models):
+    result = run("check", f"{models}:good")
+    assert result.exit_code == 0, result.output
+    text = text_of(result)
+    assert "is fit for private training (4 samples" in text
+    assert "FAULT" not in text
+    for kind in ("conv2d", "linear", "group_norm"):
+        assert kind in text
+    assert "switched off for these comparisons" in text
+
+
+def test_every_parameter_can_be_listed(models):
+    result = run("check", f"{models}:good", "--all", "--samples", "8", "--clipping", "psac")
+    for name in ("0.weight", "1.bias", "4.weight"):
+        assert name in result.output
+
+
+def test_json(models):
+    result = run("check", f"{models}:cache", "--json")
+    assert result.exit_code == 1
+    content = json.loads(result.stdout)
+    assert content["ok"] is False
+    assert {f["check"] for f in content["findings"] if f["verdict"] == "fault"} >= {"memory"}
+
+
+def test_a_module_is_found_from_where_the_user_is(models, monkeypatch):
+    monkeypatch.chdir(models.parent)
+    monkeypatch.syspath_prepend(str(models.parent))
+    assert run("check", "models:good").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("{}", "expected module:function"),
+        ("{}:", "expected module:function"),
+        ("nowhere:good", "no module 'nowhere'"),
+        ("nowhere.py:good", "no file 'nowhere.py'"),
+        ("{}:goood", "'good'"),
+        ("{}:value", "value"),
+        ("{}:nothing", "expected a tuple of model, batch and loss_fn"),
+        ("{}:no_model", "expected a torch.nn.Module"),
+        ("{}:no_loss", "expected a function of model and batch"),
+        ("{}:one_sample", "at least 2"),
+    ],
+)
+def test_bad_targets_are_refused(models, target, message):
+    path = str(models)
+    assert_refused(run("check", target.format(path)), message)
+
+
+def test_bad_options_are_refused(models):
+    assert_refused(run("check", f"{models}:good", "--clipping", "auto"), "auto-s")
+    assert_refused(run("check", f"{models}:good", "--samples", "1"), "samples")

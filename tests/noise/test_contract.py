@@ -127,7 +127,8 @@ def test_a_copy_does_not_repeat_its_original(name):
 def test_nothing_secret_is_kept(name):
     source = noise.resolve(name)
     draw(source)
-    assert set(vars(source).values()) <= {None, 0, 1}
+    assert set(vars(source._keys).values()) <= {None, 0, 1, source._keys._purpose}
+    assert set(vars(source)) == {"_keys"}
 
 
 def _send_draw(source, connection):

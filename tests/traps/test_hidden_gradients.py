@@ -1,4 +1,4 @@
-"""Gradients that are easily wrong, blown up or refused without a name: exact, or refused by name."""
+"""Gradients that are easily wrong, blown up, or refused without a name."""
 
 import pytest
 import torch

@@ -67,11 +67,14 @@ class _Reading:
             return tensor.clone()
         if self._fits(tensor):
             return _select(tensor, samples, self.place, self.batch)
-        return (
-            _select(tensor, samples, Placement(exact[0], True), self.batch)
-            if exact
-            else tensor.clone()
-        )
+        if not exact or self._is_plainly_shared(tensor):
+            return tensor.clone()
+        return _select(tensor, samples, Placement(exact[0], True), self.batch)
+
+    def _is_plainly_shared(self, tensor: Tensor) -> bool:
+        """Ids of positions often come as a batch of one; data with one step in front do not."""
+        one_row = self.place.dim < tensor.ndim and tensor.shape[self.place.dim] == 1
+        return one_row and not tensor.is_floating_point()
 
     def _fits(self, tensor: Tensor) -> bool:
         size = tensor.shape[self.place.dim] if self.place.dim < tensor.ndim else 0

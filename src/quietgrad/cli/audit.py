@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from quietgrad import audit as audits
 from quietgrad import recipes
 from quietgrad.audit import Train
-from quietgrad.cli.audit_plot import require_drawable, write_plot
+from quietgrad.cli.audit_plot import write_plot
 from quietgrad.cli.audit_report import Report
 from quietgrad.cli.failures import refusals
+from quietgrad.cli.picture import require_drawable
 from quietgrad.cli.recipe_options import recipe_options
 from quietgrad.recipes import Recipe, Split
 from quietgrad.recipes.training import engine_options, optimizer

@@ -6,11 +6,9 @@ from quietgrad.accounting import Passes, Poisson, TruncatedPoisson
 from quietgrad.cli import wording
 from quietgrad.cli.computing import computing
 from quietgrad.cli.epsilon_report import Report
-from quietgrad.cli.failures import Refusal
+from quietgrad.cli.picture import require_drawable, write_figure
 from quietgrad.cli.spent import Question, Spent
-from quietgrad.plots import EpsilonCurve, epsilon_figure, epsilon_over_steps, require_matplotlib
-
-_ENDINGS = (".png", ".svg", ".pdf")
+from quietgrad.plots import EpsilonCurve, epsilon_figure, epsilon_over_steps
 
 
 def require_plottable(file: Path, question: Question) -> None:
@@ -22,11 +20,7 @@ def require_plottable(file: Path, question: Question) -> None:
     """
     if question.asked != "epsilon":
         raise ValueError("--plot draws epsilon over steps: it needs --delta, not --epsilon")
-    if file.suffix.lower() not in _ENDINGS:
-        raise ValueError(f"--plot {file}: expected a name that ends in {', '.join(_ENDINGS)}")
-    if not file.parent.is_dir():
-        raise ValueError(f"--plot {file}: there is no folder {file.parent}")
-    require_matplotlib()
+    require_drawable(file)
 
 
 def write_plot(file: Path, report: Report) -> None:
@@ -38,10 +32,7 @@ def write_plot(file: Path, report: Report) -> None:
             if result.value is not None
         }
         figure = epsilon_figure(curves, title=_title(report))
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        raise Refusal(f"--plot {file}: {error.strerror}") from error
+    write_figure(figure, file)
 
 
 def _curve(result: Spent, report: Report) -> EpsilonCurve:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quietgrad.keystream import derived_key, fresh_key
 from quietgrad.noise.contract import checked_std, released_dtype
+from quietgrad.noise.keys import CallKeys
 
 
 class FastNoise:
@@ -23,22 +23,16 @@ class FastNoise:
     description = "fast (NOT cryptographic)"
 
     def __init__(self, seed: int | None = None) -> None:
-        self._seed, self._step, self._calls = seed, 0, 0
+        self._keys = CallKeys("fast noise", seed)
 
     def begin_step(self, step: int) -> None:
         """With a seed, the noise of a step depends on its number only."""
-        self._step, self._calls = step, 0
+        self._keys.begin_step(step)
 
     def add(self, totals: Sequence[Tensor], std: float) -> list[Tensor]:
         """The totals with noise, as floats come."""
         std = checked_std(std)
-        return [_standard(t, self._next_key()).mul_(std).add_(t) for t in totals]
-
-    def _next_key(self) -> bytes:
-        if self._seed is None:
-            return fresh_key()
-        self._calls += 1
-        return derived_key(self._seed, "fast noise", self._step, self._calls)
+        return [_standard(t, self._keys.next()).mul_(std).add_(t) for t in totals]
 
 
 def _standard(like: Tensor, key: bytes) -> Tensor:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quietgrad.keystream import BLOCK_BYTES, Words, derived_key, fresh_key
+from quietgrad.keystream import BLOCK_BYTES, Words
 from quietgrad.noise.contract import checked_std, grid_of, released_dtype
 from quietgrad.noise.gaussians import Gaussians
+from quietgrad.noise.keys import CallKeys
 
 # Entries at a time: small enough for the cache, large enough for torch to use all its threads.
 CHUNK = 1 << 18
@@ -42,25 +43,19 @@ class SecureNoise:
     description = "secure (AES-256-CTR, on a grid)"
 
     def __init__(self, seed: int | None = None) -> None:
-        self._seed, self._step, self._calls = seed, 0, 0
+        self._keys = CallKeys("noise", seed)
 
     def begin_step(self, step: int) -> None:
         """With a seed, the noise of a step depends on its number only."""
-        self._step, self._calls = step, 0
+        self._keys.begin_step(step)
 
     def add(self, totals: Sequence[Tensor], std: float) -> list[Tensor]:
         """The totals with noise, rounded to the grid."""
         std = checked_std(std)
         noisy = [_room_for(total) for total in totals]
         pieces = map(Piece, (t.cpu().reshape(-1) for t in totals), (n.view(-1) for n in noisy))
-        _add_noise(list(_packed(pieces)), self._next_key(), std)
+        _add_noise(list(_packed(pieces)), self._keys.next(), std)
         return [n.to(total.device) for n, total in zip(noisy, totals, strict=True)]
-
-    def _next_key(self) -> bytes:
-        if self._seed is None:
-            return fresh_key()
-        self._calls += 1
-        return derived_key(self._seed, "noise", self._step, self._calls)
 
 
 def _room_for(total: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """What happened to the data: plain, frozen records that any accountant can read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from quietgrad._checks import require_count, require_positive
+from quietgrad._checks import require_choice, require_count, require_positive
 from quietgrad.accounting import participation
 from quietgrad.accounting.participation import Participation, Passes
+
+NOISES = ("secure", "fast", "seeded")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class GaussianEvent:
         passes: how many passes over the data these steps are part of, where `sampling` is by
             passes: one that changes its noise counts for each. None counts the fewest that have
             so many steps.
+        noise: where the noise came from. It changes no epsilon, but what one is worth: "secure",
+            "fast" (not cryptographic), or "seeded" (it can be recomputed, so nobody is protected).
     """
 
     mechanism: ClassVar[str] = "gaussian"
@@ -28,6 +32,7 @@ class GaussianEvent:
     sampling: Participation
     steps: int = 1
     passes: int | None = None
+    noise: str = field(default="secure", compare=False)
 
     def __post_init__(self) -> None:
         # Plain Python numbers, whatever was passed, so that events can be saved and compared.
@@ -40,10 +45,11 @@ class GaussianEvent:
             )
         object.__setattr__(self, "steps", require_count("steps", self.steps, at_least=0))
         object.__setattr__(self, "passes", self._checked_passes())
+        require_choice("noise", self.noise, NOISES)
 
     def same_mechanism(self, other: "GaussianEvent") -> bool:
         """Whether the two differ in nothing but how often they happened."""
-        return (self.noise_multiplier, self.sampling) == (other.noise_multiplier, other.sampling)
+        return self._mechanism == other._mechanism
 
     def plus(self, other: "GaussianEvent") -> "GaussianEvent":
         """This event and then another of the same mechanism, as one."""
@@ -70,6 +76,7 @@ class GaussianEvent:
             "sampling": participation.to_dict(self.sampling),
             "steps": self.steps,
             "passes": self.passes,
+            "noise": self.noise,
         }
 
     @classmethod
@@ -83,6 +90,10 @@ class GaussianEvent:
             return cls(sampling=sampling, **fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an event: {data!r}") from error
+
+    @property
+    def _mechanism(self) -> tuple[float, Participation, str]:
+        return self.noise_multiplier, self.sampling, self.noise
 
     @property
     def _passes(self) -> int:

@@ -205,7 +205,12 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for checkpoints."""
         events = [record.to_dict() for record in self._records]
-        return {"id": self._id, "adjacency": self._adjacency, "events": events}
+        return {
+            "id": self._id,
+            "adjacency": self._adjacency,
+            "events": events,
+            "has_file": self.has_file,
+        }
 
     def close(self) -> None:
         """Let go of the file, if there is one. Nothing can be recorded in it after that."""

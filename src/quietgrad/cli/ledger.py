@@ -39,21 +39,41 @@ def ledger(file: Path, delta: float, as_json: bool) -> None:
         return
     console = Console()
     console.print(_phases(book))
+    for remark in _remarks(book):
+        console.print(remark)
     console.print(f"{book.steps:,} steps in all, adjacency {book.adjacency}, delta {delta:g}")
+    worth = "NOT a guarantee: seeded" if _is_seeded(book) else "upper bound"
     for name, epsilon in spent.items():
-        console.print(f"epsilon {printed(epsilon)} by {name} (upper bound)")
+        console.print(f"epsilon {printed(epsilon)} by {name} ({worth})")
+
+
+def _is_seeded(book: Ledger) -> bool:
+    return any(event.noise == "seeded" for event in book.events)
+
+
+def _remarks(book: Ledger) -> list[str]:
+    """What must not be overlooked."""
+    found = []
+    if _is_seeded(book):
+        found.append("Steps were seeded: their noise can be recomputed, so they protect nobody.")
+    if any(event.noise == "fast" for event in book.events):
+        found.append("Steps had fast noise, which is not cryptographic.")
+    return found
 
 
 def _phases(book: Ledger) -> Table:
     table = Table(title="what was done, in order")
-    for name in ("steps", "noise multiplier", "sampling"):
-        table.add_column(name, justify="left" if name == "sampling" else "right")
+    for name in ("steps", "noise multiplier", "noise", "sampling"):
+        table.add_column(name, justify="left" if name in ("noise", "sampling") else "right")
     for event in book.events:
         settings = participation.to_dict(event.sampling)
         kind = settings.pop("kind")
         words = ", ".join(f"{name} {value:g}" for name, value in settings.items())
         table.add_row(
-            f"{event.steps:,}", f"{event.noise_multiplier:.4g}", f"{kind} {words}".strip()
+            f"{event.steps:,}",
+            f"{event.noise_multiplier:.4g}",
+            event.noise,
+            f"{kind} {words}".strip(),
         )
     return table
 
@@ -66,7 +86,11 @@ def _as_dict(book: Ledger, delta: float, spent: dict[str, float]) -> dict[str, A
         "events": [event.to_dict() for event in book.events],
         "delta": delta,
         "epsilon": {
-            name: {"epsilon": json_number(value), "is_guarantee": resolve(name).is_guarantee}
+            name: {"epsilon": json_number(value), "is_guarantee": _is_worth(name, book)}
             for name, value in spent.items()
         },
     }
+
+
+def _is_worth(accountant: str, book: Ledger) -> bool:
+    return resolve(accountant).is_guarantee and not _is_seeded(book)

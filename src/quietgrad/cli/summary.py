@@ -67,7 +67,7 @@ class Comparison:
                 "delta": recipe.delta,
                 "noise_multiplier": engine.noise_multiplier,
                 "accountant": recipe.accountant,
-                "is_guarantee": self._is_guarantee,
+                "is_guarantee": self._is_guarantee and self.seed is None,
                 "adjacency": engine.ledger.adjacency,
                 "sampling": recipe.sampling,
                 "noise": engine.noise,

@@ -37,6 +37,17 @@ def checked_accountant(name: str) -> str:
     return name
 
 
+def checked_seed(seed: int | None) -> int | None:
+    """As it is, with a warning if there is one."""
+    if seed is not None:
+        warnings.warn(
+            f"seed={seed}: whoever knows it can recompute the noise and the sampling, so this run "
+            "protects nobody. For tests only; its steps are recorded as seeded.",
+            stacklevel=_CALLER - 1,
+        )
+    return seed
+
+
 def checked_optimizer(optimizer: Any) -> Optimizer:
     """One whose steps can be guarded."""
     if not isinstance(optimizer, Optimizer):

@@ -27,6 +27,7 @@ class Budget:
         epsilon: the target for everything in the ledger and all planned steps; or None.
         noise_multiplier: the noise itself; or None.
         schedule: a public function of the step number; None keeps the noise the same.
+        source: where the noise comes from, to be recorded with every step.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Budget:
         epsilon: float | None,
         noise_multiplier: float | None,
         schedule: NoiseSchedule | None,
+        source: str,
     ) -> None:
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError("pass either epsilon= (a target) or noise_multiplier=, and not both")
@@ -50,7 +52,7 @@ class Budget:
         self._delta, self._accountant = delta, accountant
         self._planned_steps = planned_steps
         self._target = None if epsilon is None else require_positive("epsilon", epsilon)
-        self._schedule = schedule
+        self._schedule, self._source = schedule, source
         # Asked once for every planned step: a function that answers differently the next time must
         # not make the noise another than the one that was planned.
         self._factors = in_steps([self._asked(step) for step in range(planned_steps or 0)])
@@ -179,7 +181,7 @@ class Budget:
         # noise that occurs in it.
         known = pass_number == self._pass_number and sigma in self._noise_in_pass
         begins = isinstance(self._sampling, Passes) and not known
-        return GaussianEvent(sigma, self._sampling, 1, passes=int(begins))
+        return GaussianEvent(sigma, self._sampling, 1, passes=int(begins), noise=self._source)
 
     def _factor(self, step: int) -> float:
         return self._factors[step] if step < len(self._factors) else self._asked(step)

@@ -15,6 +15,7 @@ from quietgrad.engine.budget import Budget
 from quietgrad.engine.state import (
     explained,
     global_rng,
+    require_file_of,
     require_fitting,
     restore_global_rng,
     stamped,
@@ -86,6 +87,7 @@ class Course:
         self.generation += 1
         # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
         saved = Ledger.from_dict(state["ledger"])
+        require_file_of(state["ledger"], self.ledger)
         same_history = not self.ledger.events or saved.id == self.ledger.id
         lost = self.ledger.cover(saved)
         with explained():

@@ -24,6 +24,7 @@ from quietgrad.engine.arguments import (
     checked_accountant,
     checked_delta,
     checked_optimizer,
+    checked_seed,
     kept_in_file,
     opened_ledger,
     require_accountable,
@@ -129,7 +130,8 @@ class PrivacyEngine:
         self._delta = checked_delta(delta, self._population)
         self._accountant = checked_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
-        self._noise = noises.resolve(noise, seed)
+        self._noise = noises.resolve(noise, checked_seed(seed))
+        self._seed = seed
         self._groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
@@ -154,6 +156,7 @@ class PrivacyEngine:
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
             schedule=noise_schedule,
+            source=noise if seed is None else "seeded",
         )
         settings = described(
             optimizer=optimizer,
@@ -277,7 +280,8 @@ class PrivacyEngine:
     @property
     def noise(self) -> str:
         """Where the noise comes from, in words."""
-        return self._noise.description
+        seeded = "" if self._seed is None else ", seeded: protects nobody"
+        return f"{self._noise.description}{seeded}"
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -78,6 +78,21 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             )
 
 
+def require_file_of(saved: Mapping[str, Any], ledger: Ledger) -> None:
+    """Refuse to go on in memory with what was kept in a file: the file may hold more.
+
+    Args:
+        saved: a ledger, as it was saved.
+        ledger: the one to go on with.
+    """
+    if saved.get("has_file") and not ledger.has_file and saved["id"] != ledger.id:
+        raise EngineStateError(
+            "the state was saved by an engine that kept its ledger in a file, and this one has none: "
+            "steps taken after the state was saved would be forgotten. Pass ledger= that file (or, "
+            "if it is lost, a new one, knowing that such steps are not counted)."
+        )
+
+
 def _require_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
     advice = "expected a whole one, as engine.state_dict() returned it; restore a copy."
     if lacking := sorted(set(expected) - set(part)):

@@ -33,7 +33,7 @@ def check(
     grouping: str | Grouping = "all-layer",
     radius: float | None = None,
     strategy: Strategy = "auto",
-    samples: int = 4,
+    samples: int = 3,
     select: Select | None = None,
     on_check: OnCheck = lambda name: None,
 ) -> Report:

@@ -61,11 +61,6 @@ class Subject:
         """The places of all samples."""
         return list(range(self.count))
 
-    @property
-    def first_and_last(self) -> list[int]:
-        """Two places, where two will do: what depends on places shows at the ends."""
-        return [0, self.count - 1]
-
     def without(self, place: int) -> list[int]:
         """The places of all samples but one."""
         return [each for each in self.everyone if each != place]

@@ -59,7 +59,7 @@ class Tolerance:
 
 
 def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return float(torch.linalg.vector_norm(tensor))
 
 
 def _same_where_not_finite(one: Tensor, other: Tensor) -> bool:

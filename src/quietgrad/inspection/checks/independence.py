@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,32 +16,39 @@ from quietgrad.inspection.subject import Subject
 
 def independence(subject: Subject) -> Iterator[Finding]:
     """Others' losses and gradients stay the same if one sample is removed or replaced."""
-    for place in subject.first_and_last:
-        model = subject.fresh_model()
-        kept = subject.losses(model, subject.everyone)[subject.without(place)]
-        gradients = subject.gradients(kept, model) if place else {}  # once: they are the dearest
-        if found := _difference(subject, place, kept.detach(), gradients):
-            yield found
-            return
+    first, *_, last = subject.everyone
+    others = subject.without(last)
+    model = subject.fresh_model()
+    losses = subject.losses(model, subject.everyone)
+    gradients = subject.gradients(losses[others], model)
+    found = _after_replacing(subject, first, losses.detach()) or _after_removing(
+        subject, last, losses.detach(), gradients
+    )
+    if found:
+        yield found
 
 
-def _difference(
-    subject: Subject, place: int, expected: Tensor, gradients: dict[str, Tensor]
-) -> Finding | None:
+def _after_replacing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
     others = subject.without(place)
     replaced = [others[0] if each == place else each for each in subject.everyone]
+    with torch.no_grad():
+        after = subject.losses(subject.fresh_model(), replaced)
+    if subject.tolerance.same_shape.agree(after[others], losses[others]):
+        return None
+    return _mixed(subject, place, "replaced")
+
+
+def _after_removing(
+    subject: Subject, place: int, losses: Tensor, gradients: dict[str, Tensor]
+) -> Finding | None:
+    others = subject.without(place)
     model = subject.fresh_model()
-    losses = subject.losses(model, replaced)[others]
-    if not subject.tolerance.same_shape.agree(losses, expected):
-        return _mixed(subject, place, "replaced")
-    model = subject.fresh_model()
-    without = subject.losses(model, others)
-    if not subject.tolerance.agree(without, expected):
+    after = subject.losses(model, others)
+    if not subject.tolerance.agree(after, losses[others]):
         return _mixed(subject, place, "removed")
-    if gradients:
-        name = subject.tolerance.first_difference(subject.gradients(without, model), gradients)
-        if name is not None:
-            return _mixed(subject, place, "removed", f"gradients for '{name}'")
+    name = subject.tolerance.first_difference(subject.gradients(after, model), gradients)
+    if name is not None:
+        return _mixed(subject, place, "removed", f"gradients for '{name}'")
     return None
 
 

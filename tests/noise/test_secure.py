@@ -11,24 +11,56 @@ from quietgrad.noise import SecureNoise, secure
 from quietgrad.noise.contract import grid_of
 from quietgrad.noise.gaussians import Gaussians
 
-FARTHEST = math.sqrt(128 * math.log(2))
+
+def no_more(count):
+    raise AssertionError(f"{count} further words, though all radii have digits enough")
 
 
-def gaussians(words, std=1.0):
+def gaussians(words, std=1.0, more=no_more):
     bits = torch.tensor(words, dtype=torch.uint64).view(torch.int64)
-    return Gaussians(len(words)).of(bits, std).tolist()
+    return Gaussians(len(words)).of(bits, std, more).tolist()
+
+
+def further(*words):
+    def more(count):
+        assert count == len(words)
+        return torch.tensor(words, dtype=torch.int64)
+
+    return more
+
+
+def radius_of(u):
+    return math.sqrt(-2 * math.log(u))
 
 
 def test_the_farthest_value_is_finite_and_known():
     radius, angle = 0, 0  # no bits at all, along the first axis
-    assert gaussians([radius, angle]) == pytest.approx([FARTHEST, 0.0])
-    assert 2 * stats.norm.sf(FARTHEST) < 2**-64
+    farthest = math.sqrt(2 * 127 * math.log(2))
+    assert gaussians([radius, angle], more=further(0)) == pytest.approx([farthest, 0.0])
+    assert 13.2 < farthest < 13.3
 
 
 @pytest.mark.parametrize("top", [0, 1 << 63])
 def test_the_nearest_value_is_zero_and_not_nan(top):
     ones = 2**63 - 1
     assert gaussians([top | ones, 12345]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("word", [0, 1, 2, 1000, 2**30 - 1])
+def test_the_farthest_radii_are_as_finely_spaced_as_others(word):
+    """With 63 bits alone the last circles are a tenth of a deviation apart, and tell."""
+    near, far = (gaussians([word, 0], more=further(more))[0] for more in (2**62, 2**62 - 2**34))
+    assert near == pytest.approx(radius_of((word + 0.5) / 2.0**63), rel=1e-14)
+    assert 0 <= far - near < 1e-9
+    assert far > near or word > 1000  # from there on, a double cannot tell them apart
+
+
+def test_only_the_farthest_take_further_words():
+    assert gaussians([2**30, 0])[0] == pytest.approx(radius_of((2**30 + 0.5) / 2.0**63))
+    words = [5, 2**40, 7, 2**50, 0, 0, 0, 0]
+    values = gaussians(words, more=further(2**62, 2**61))
+    expected = [5.5, 2**40 + 0.5, 7.25, 2**50 + 0.5]
+    assert values[:4] == pytest.approx([radius_of(each / 2.0**63) for each in expected])
 
 
 def test_against_the_formula_of_box_and_muller():
@@ -38,13 +70,6 @@ def test_against_the_formula_of_box_and_muller():
     radius, angle = np.sqrt(-2 * np.log(u)), angle_bits.astype(float) / 2.0**63 * np.pi
     expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     np.testing.assert_allclose(gaussians(words.tolist()), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_small_radius_bits_are_not_lost():
-    """The tail is made of the smallest words: each must count."""
-    far = [gaussians([word, 0])[0] for word in range(6)]
-    expected = [math.sqrt(-2 * math.log((word + 0.5) / 2.0**63)) for word in range(6)]
-    assert far == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("std", [1e-6, 0.3, 1.0, 3.7, 1e5])
@@ -77,6 +102,14 @@ def test_rounding_is_to_the_nearest(large):
     (noisy,) = SecureNoise(seed=1).add([total.clone()], 0.5)
     z = (noisy - total).mean().item() / 0.5 * math.sqrt(len(total))
     assert 2 * stats.norm.sf(abs(z)) > 1e-7
+
+
+def test_further_words_are_of_another_part_of_the_stream():
+    key = bytes(32)
+    chunks = np.concatenate([secure.Words(64).fill(key, i * 131072, 64) for i in range(8)])
+    other = np.concatenate([secure._further_words(key, i, 8).numpy() for i in range(8)])
+    assert not set(other.view(np.uint64).tolist()) & set(chunks.tolist())
+    assert len(set(other.tolist())) == 64
 
 
 def test_a_chunk_has_its_own_part_of_the_stream(monkeypatch):

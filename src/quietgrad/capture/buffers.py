@@ -1,10 +1,11 @@
-"""Watches a model's buffers: what changes in them while samples are at hand must be known."""
+"""Watches buffers and parameters: what changes in them while samples are at hand must be known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +13,32 @@ from torch import Tensor, nn
 _MOST_COMPARED = 2**16  # entries; above, only the version that torch counts is compared
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A buffer as it was when the samples were handed out, or when a write was last approved."""
+class _Place(NamedTuple):
+    """Where a buffer or a parameter hangs."""
 
     module: nn.Module
     attribute: str
     path: str
+    holder: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A buffer as it was when the samples were handed out, or when a write was last approved."""
+
+    place: _Place
     buffer: Tensor
     version: int
     value: Tensor | None
 
     @staticmethod
-    def now(module: nn.Module, attribute: str, path: str, buffer: Tensor) -> _Seen:
+    def now(place: _Place, buffer: Tensor) -> _Seen:
         value = buffer.detach().clone() if _is_compared(buffer) else None
-        return _Seen(module, attribute, path, buffer, _version(buffer), value)
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+        return _Seen(place, buffer, _version(buffer), value)
 
     @property
     def is_unchanged(self) -> bool:
@@ -42,6 +50,7 @@ class _Seen:
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
+        self.place.holder[self.place.attribute] = self.buffer
         if self.value is not None:
             with torch.no_grad():
                 self.buffer.resize_(self.value.shape).copy_(self.value)
@@ -64,12 +73,13 @@ class BufferWatch:
     def begin(self) -> None:
         """Samples are handed out: from here on, changes must be accounted for."""
         before, self._seen = self._seen, {}
-        for path, module, attribute, buffer in self._buffers():
-            seen = before.get((module, attribute))
+        for place, buffer in self._held():
+            key = place.module, place.attribute
+            seen = before.get(key)
             if seen is None or seen.buffer is not buffer or not seen.is_unchanged:
-                seen = _Seen.now(module, attribute, path, buffer)
-            self._seen[module, attribute] = seen
-        named = {_address(seen.buffer): seen.name for seen in self._seen.values()}
+                seen = _Seen.now(place, buffer)
+            self._seen[key] = seen
+        named = {_address(seen.buffer): seen.place.name for seen in self._seen.values()}
         self._names = {address: name for address, name in named.items() if address}
 
     def name_at(self, address: int) -> str | None:
@@ -88,30 +98,42 @@ class BufferWatch:
         yield
         for key in approved:
             seen = self._seen[key]
-            self._seen[key] = _Seen.now(seen.module, seen.attribute, seen.path, seen.buffer)
+            self._seen[key] = _Seen.now(seen.place, seen.buffer)
 
-    def changed(self) -> str | None:
-        """The name of a buffer that was written unseen; its value is put back. None if none was."""
-        found = [
-            seen
-            for _, module, attribute, buffer in self._buffers()
-            if (seen := self._seen.get((module, attribute))) is not None
-            and seen.buffer is buffer
-            and not seen.is_unchanged
-        ]
-        for seen in found:
-            seen.put_back()
-        return found[0].name if found else None
+    def changed(self, is_constant: Callable[[Tensor], bool]) -> str | None:
+        """The name of what was written or replaced unseen, and is put back; None if nothing was.
 
-    def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+        Args:
+            is_constant: tells whether a tensor is known to hold nothing of the samples: such a one
+                may take the place of another.
+        """
+        first: str | None = None
+        for place, buffer in list(self._held()):
+            seen = self._seen.get((place.module, place.attribute))
+            if seen is not None and seen.buffer is buffer:
+                fine = seen.is_unchanged
+            else:
+                fine = isinstance(buffer, nn.Parameter) or is_constant(buffer)
+            if not fine:
+                first = first or place.name
+                if seen is not None:
+                    seen.put_back()
+                else:
+                    del place.holder[place.attribute]
+        return first
+
+    def _held(self) -> Iterator[tuple[_Place, Tensor]]:
         for path, module in self._modules:
-            for attribute, buffer in module._buffers.items():
-                if buffer is not None:
-                    yield path, module, attribute, buffer
+            for holder in (module._buffers, module._parameters):
+                for attribute, held in holder.items():
+                    if held is not None:
+                        yield _Place(module, attribute, path, holder), held
 
 
 def _is_compared(buffer: Tensor) -> bool:
+    # A parameter in training changes with every step, by the optimizer: its writes are counted.
     is_plain = buffer.layout is torch.strided and not buffer.is_quantized
+    is_plain = is_plain and not buffer.requires_grad
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 

@@ -20,7 +20,7 @@ from quietgrad.capture.targets import Target, is_spread_over_samples
 from quietgrad.capture.trees import tensors_in
 from quietgrad.errors import QuietgradError
 
-_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__float__}
+_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 

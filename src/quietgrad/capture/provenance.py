@@ -62,6 +62,10 @@ class Provenance:
         # One that comes from nowhere was cached by the model, unless it has room for all samples.
         return not _has_room(tensor, batch) if noted is None else noted
 
+    def is_known_constant(self, tensor: Tensor) -> bool:
+        """Whether it was seen to be made of nothing that belongs to a sample."""
+        return self._buffers.get(id(tensor)) is tensor or self._noted(tensor) is True
+
     def name_in_model(self, tensor: Any) -> str | None:
         """The buffer or parameter whose memory ``tensor`` shares."""
         if not isinstance(tensor, Tensor) or not tensor.numel():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,7 +93,7 @@ class Capture:
         self._tape.close()
         self._provenance.forget_dead()
         self._provenance.watch.begin()
-        self._attributes.begin(looking=verify and batch > 1)
+        self._attributes.begin(looking=verify)
         self._tape = Tape(self._book, self._provenance, batch, verify=verify)
 
     def backward(self, losses: Tensor, sink: Sink) -> None:
@@ -132,6 +132,7 @@ class Capture:
     def check_trainable_set(self) -> None:
         """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
         now = self.parameters.trainable()
+        _refuse_hooks(now)
         changed = sorted(set(now) ^ set(self._names))
         if changed:
             verb = "unfrozen" if changed[0] in now else "frozen"
@@ -227,7 +228,7 @@ class Capture:
             )
 
     def _refuse_written_buffers(self) -> None:
-        name = self._provenance.watch.changed()
+        name = self._provenance.watch.changed(self._provenance.is_known_constant)
         if name is not None:
             raise forbidden.raw_data_refusal(name)
 
@@ -303,6 +304,17 @@ def _refuse_unusable(model: nn.Module) -> None:
             )
         if parameter.requires_grad and not parameter.is_floating_point():
             raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
+    _refuse_hooks({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+
+def _refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedOperationError(
+                f"parameter '{name}' has a gradient hook, which is never called: per-sample "
+                "gradients do not pass through it. Remove it; to keep rows or entries fixed, "
+                "multiply by a mask in the forward, or freeze the parameter."
+            )
 
 
 def check_losses(losses: Any, batch: int | None = None) -> None:

@@ -1,12 +1,15 @@
 """Gaussian variables from random bits, in double precision (Box and Muller 1958)."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 _LOW_BITS = 2**63 - 1
 _UNIT = 2.0**-63
+# Below this an integer has too few digits: the circles that radii lie on would be seen apart.
+_FEW_DIGITS = 2**30
 
 
 class Gaussians:
@@ -23,17 +26,28 @@ class Gaussians:
         self._angle = torch.empty(half, dtype=torch.float64)
         self._values = torch.empty(capacity, dtype=torch.float64)
 
-    def of(self, words: Tensor, std: float) -> Tensor:
+    def of(self, words: Tensor, std: float, more_words: Callable[[int], Tensor]) -> Tensor:
         """As many values as words (int64, an even number); valid until the next call.
 
-        A value is at most sqrt(128 ln 2) = 9.42 standard deviations: 63 bits make the radius, and
-        the half added to them keeps them from zero. What is cut off has a probability of 2^-64.
+        A radius is made of 63 bits. The farthest ones, about one in 2^33, are made of 63 more, so
+        that the tail is as finely spaced as the rest. What is cut off, beyond 13 standard
+        deviations, has a probability of about 2^-126.
+
+        Args:
+            words: random bits.
+            std: the standard deviation.
+            more_words: gives so many further words.
         """
         half = len(words) // 2
         integers, radius = self._integers[:half], self._radius[:half]
         angle, values = self._angle[:half], self._values[: 2 * half]
         torch.bitwise_and(words[:half], _LOW_BITS, out=integers)
-        radius.copy_(integers).add_(0.5).mul_(_UNIT).log_().mul_(-2.0 * std**2).sqrt_()
+        radius.copy_(integers).add_(0.5)
+        if half and int(integers.min()) < _FEW_DIGITS:
+            few = (integers < _FEW_DIGITS).nonzero().flatten()
+            digits = torch.bitwise_and(more_words(len(few)), _LOW_BITS).double()
+            radius[few] = integers[few] + (digits + 0.5) * _UNIT
+        radius.mul_(_UNIT).log_().mul_(-2.0 * std**2).sqrt_()
         angle.copy_(words[half:]).mul_(math.pi * _UNIT)
         torch.cos(angle, out=values[:half])
         torch.sin(angle, out=values[half:])

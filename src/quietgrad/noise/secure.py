@@ -7,6 +7,7 @@ of the Least Significant Bits for Differential Privacy"). See docs/design/0010-n
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from quietgrad.noise.keys import CallKeys
 # Entries at a time: small enough for the cache, large enough for torch to use all its threads.
 CHUNK = 1 << 18
 _BLOCKS = CHUNK * 8 // BLOCK_BYTES
+_FURTHER = 1 << 64  # more blocks than all chunks of a call take together
 # The grid is 2^-12 to 2^-13 of the noise: far coarser than a double, far finer than matters.
 _GRID_BITS = 12
 
@@ -100,7 +102,14 @@ def _add_noise(chunks: list[list[Piece]], key: bytes, std: float) -> None:
     words, gaussians = Words(max(pairs, default=0)), Gaussians(max(pairs, default=0))
     for index, (chunk, count) in enumerate(zip(chunks, pairs, strict=True)):
         bits = words.fill(key, index * _BLOCKS, count).view("<i8")
-        _release(chunk, gaussians.of(torch.from_numpy(bits), std / grid), grid)
+        more = partial(_further_words, key, index)
+        _release(chunk, gaussians.of(torch.from_numpy(bits), std / grid, more), grid)
+
+
+def _further_words(key: bytes, index: int, count: int) -> Tensor:
+    """Words of a part of the stream that no chunk takes its own from."""
+    words = Words(count).fill(key, _FURTHER + index * _BLOCKS, count)
+    return torch.from_numpy(words.view("<i8"))
 
 
 def _release(chunk: list[Piece], values: Tensor, grid: float) -> None:

@@ -57,6 +57,27 @@ def contrastive():
 def cache():
     return model(Cache()), batch(), losses
 
+def own_error(model, batch):
+    return {}["labels"]
+
+def own_value_error(model, batch):
+    raise ValueError("bad labels")
+
+def raising():
+    return model(), batch(), own_error
+
+def raising_values():
+    return model(), batch(), own_value_error
+
+def broken_shapes():
+    return nn.Linear(3, 3), batch(), losses
+
+def missing_file():
+    open("/nowhere/weights.pt")
+
+def alike():
+    return model(), (torch.zeros(8, 1, 8, 8), torch.zeros(8).long()), losses
+
 def nothing():
     return None
 
@@ -104,7 +125,7 @@ def test_what_is_right_passes(models):
     assert "FAULT" not in text
     for kind in ("conv2d", "linear", "group_norm"):
         assert kind in text
-    assert "switched off for these comparisons" in text
+    assert "made repeatable for these comparisons" in text
 
 
 def test_every_parameter_can_be_listed(models):
@@ -140,6 +161,7 @@ def test_a_module_is_found_from_where_the_user_is(models, monkeypatch):
         ("{}:no_model", "expected a torch.nn.Module"),
         ("{}:no_loss", "expected a function of model and batch"),
         ("{}:one_sample", "at least 2"),
+        ("{}:alike", "all alike"),
     ],
 )
 def test_bad_targets_are_refused(models, target, message):
@@ -150,3 +172,40 @@ def test_bad_targets_are_refused(models, target, message):
 def test_bad_options_are_refused(models):
     assert_refused(run("check", f"{models}:good", "--clipping", "auto"), "auto-s")
     assert_refused(run("check", f"{models}:good", "--samples", "1"), "samples")
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "error"),
+    [
+        ("raising", 'return {}["labels"]', "KeyError: 'labels'"),
+        ("raising_values", 'raise ValueError("bad labels")', "ValueError: bad labels"),
+        ("broken_shapes", "F.cross_entropy(model(x), y", "RuntimeError: mat1 and mat2"),
+        ("missing_file", 'open("/nowhere/weights.pt")', "FileNotFoundError"),
+    ],
+)
+def test_errors_of_the_user_show_the_users_lines_and_the_exit_code_is_two(
+    models, name, line, error
+):
+    result = run("check", f"{models}:{name}")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert line in result.stderr
+    assert error in result.stderr
+    assert str(models) in result.stderr
+    for internal in ("click", "quietgrad/cli", "quietgrad/inspection", "Error: In"):
+        assert internal not in result.stderr
+
+
+def test_a_file_that_is_no_python(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text("def good(:")
+    result = run("check", f"{path}:good")
+    assert result.exit_code == 2
+    assert "SyntaxError" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["good", "cache"])
+def test_no_line_ends_in_blanks(models, name):
+    for columns in (60, 80):
+        lines = run("check", f"{models}:{name}", columns=columns).output.splitlines()
+        assert [line for line in lines if line != line.rstrip()] == []

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import quietgrad
+from quietgrad.engine import state as states
 from quietgrad.errors import EngineStateError, LedgerError, QuietgradError
 
 from .helpers import assert_trains_as_ever, attach, flat, mlp, train_once
@@ -82,8 +83,10 @@ def test_every_field_of_the_ledger(trained, field):
 def test_every_field_of_the_position(trained, field):
     engine, _, state = trained
     del state["position"][field]
-    with pytest.raises(EngineStateError, match="does not fit"):
+    with pytest.raises(EngineStateError, match="altered since it was saved"):
         engine.load_state_dict(state)
+    with pytest.raises(EngineStateError, match="does not fit"):
+        engine.load_state_dict({**state, "digest": states._digest(state)})
     assert engine.ledger.steps >= engine.steps_taken
 
 

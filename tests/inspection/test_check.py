@@ -1,17 +1,22 @@
 """`qg.check` names every fault, passes what is right, and leaves no trace."""
 
 import copy
+import gc
+import threading
+import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
 from contract.stock import STOCK
+from quietgrad import inspection
 from quietgrad.inspection import Verdict
+from quietgrad.inspection.copies import Copies
 
-from .broken import BROKEN, B, D, LastBatch, Wrapped, cross_entropy, data, plain
+from .broken import BROKEN, B, D, LastBatch, cross_entropy, data, plain
 
 
 @pytest.fixture(autouse=True)
@@ -51,44 +56,6 @@ def test_stock_models_pass(name):
     assert len(used) >= len(trainable) / 2
     if "reentrant" not in name:
         assert all(each.operations for each in used)
-
-
-RANDOM = {
-    "dropout": lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
-    "functional dropout": lambda: Wrapped(lambda x: F.dropout(x, 0.5)),
-    "feature dropout": lambda: Wrapped(lambda x: F.dropout1d(x.unsqueeze(2), 0.5).squeeze(2)),
-    "noise on activations": lambda: Wrapped(lambda x: x + torch.randn_like(x)),
-    "one draw for the whole batch": lambda: Wrapped(lambda x: x * torch.rand(())),
-    "stochastic depth": lambda: Wrapped(lambda x: x * (0.9 + torch.rand(len(x), 1)).floor()),
-}
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_randomness_is_no_fault(name):
-    report = qg.check(RANDOM[name](), data(), cross_entropy)
-    assert report.ok, str(report)
-    assert "switched off" in report.findings[-1].what
-
-
-class Attending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(D, 1, dropout=0.5, batch_first=True)
-        self.recurrent = nn.LSTM(D, D, num_layers=2, dropout=0.5, batch_first=True)
-        self.head = nn.Linear(D, 3)
-
-    def forward(self, x):
-        x = x.unsqueeze(1).expand(-1, 4, -1) * torch.arange(1.0, 5.0).view(1, 4, 1)
-        attended, _ = self.attention(x, x, x)
-        outputs, _ = self.recurrent(attended)
-        return self.head(outputs[:, -1])
-
-
-def test_dropout_inside_layers():
-    report = qg.check(Attending(), data(), cross_entropy)
-    assert report.ok, str(report)
-    assert "MultiheadAttention" in report.findings[-1].what
-    assert "LSTM" in report.findings[-1].what
 
 
 def test_the_model_is_left_as_it_was():
@@ -137,6 +104,11 @@ def test_unused_parameters_are_noted():
     assert "'spare.weight' (2 such)" in note.what
 
 
+def test_the_remedy_for_batch_norm_is_one_that_helps():
+    model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 3))
+    assert "track_running_stats" not in str(qg.check(model, data(), cross_entropy))
+
+
 def test_fixed_batch_norm_passes():
     model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 3))
     model[1].eval()
@@ -158,24 +130,13 @@ def test_non_finite_losses_are_noted():
     assert "sample 1 is nan" in next(f.what for f in report.findings if f.check == "loss")
 
 
-def test_a_batch_of_its_own_kind():
-    words = ["a", "bb", "ccc", "dddd"]
-
-    def losses(model, batch):
-        return model(torch.tensor([[float(len(w))] * D for w in batch["words"]])).pow(2).sum(1)
-
-    def select(batch, places):
-        return {"words": [batch["words"][i] for i in places], "n": torch.zeros(len(places))}
-
-    batch = {"words": words, "n": torch.zeros(4)}
-    assert qg.check(plain(), batch, losses, select=select).ok
-
-
 @pytest.mark.parametrize(
     ("batch", "options", "message"),
     [
         ((torch.zeros(1, D), torch.zeros(1)), {}, "at least 2"),
-        ("words", {}, "no tensor with samples"),
+        ("words", {}, "no tensor with samples.*select="),
+        ((torch.zeros(4, D), torch.zeros(4).long()), {}, "all alike"),
+        ((torch.randn(1, D).repeat(4, 1), torch.ones(4).long()), {}, "all alike"),
         (None, {"samples": 1}, "samples"),
         (None, {"clipping": "auto"}, "clipping"),
         (None, {"grouping": "all"}, "grouping"),
@@ -187,12 +148,99 @@ def test_bad_arguments_are_refused(batch, options, message):
         qg.check(plain(), data() if batch is None else batch, cross_entropy, **options)
 
 
+def test_models_and_losses_of_the_wrong_type_are_refused():
+    with pytest.raises(ValueError, match=r"model is a str: expected a torch.nn.Module"):
+        qg.check("model", data(), cross_entropy)
+    with pytest.raises(ValueError, match="loss_fn is a str: expected a function"):
+        qg.check(plain(), data(), "loss")
+
+
 def test_errors_in_the_loss_function_are_the_users():
     def losses(model, batch):
         raise KeyError("labels")
 
     with pytest.raises(KeyError, match="labels"):
         qg.check(plain(), data(), losses)
+
+
+def test_a_refusal_in_a_check_is_a_finding(monkeypatch):
+    def refusing(subject, captured):
+        raise qg.QuietgradError("not like this")
+
+    monkeypatch.setitem(inspection.run.CAPTURED, "sensitivity", refusing)
+    report = qg.check(plain(), data(), cross_entropy)
+    assert [(f.check, f.what) for f in report.faults] == [("sensitivity", "not like this")]
+
+
+def test_compiled_models_get_one_fault_and_no_more():
+    for model in (torch.compile(plain()), nn.Sequential(torch.compile(nn.Linear(D, 3)))):
+        (finding,) = qg.check(model, data(), cross_entropy).findings
+        assert finding.verdict is Verdict.FAULT
+        assert "torch.compile" in finding.what
+
+
+def test_a_scalar_loss_is_told_once():
+    report = qg.check(plain(), data(), lambda model, batch: cross_entropy(model, batch).mean())
+    assert [finding.check for finding in report.faults] == ["loss"]
+
+
+def test_gradients_that_are_all_zero_are_not_taken_for_equal():
+    report = qg.check(plain(), data(), lambda model, batch: cross_entropy(model, batch) * 0.0)
+    assert next(f for f in report.findings if f.check == "exactness").verdict is Verdict.SKIPPED
+
+
+def test_nothing_is_kept_alive():
+    model, (x, y) = plain(), data()
+    alive = weakref.ref(model), weakref.ref(x)
+    qg.check(model, (x, y), cross_entropy)
+    del model, x
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return checkpoint(self.net, x.requires_grad_(), use_reentrant=True)
+
+
+def test_reentrant_checkpointing_passes():
+    # Six columns and two samples: whose rows they are, only probes tell.
+    report = qg.check(Recomputed(), (torch.randn(6, 6), torch.arange(6) % 3), cross_entropy)
+    assert report.ok, str(report)
+
+
+def test_parameters_that_a_forward_writes_are_copied_again():
+    class Clamping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(D, 3)
+
+        def forward(self, x):
+            self.head.weight.data.mul_(0.5)
+            return self.head(x)
+
+    model = Clamping()
+    copies = Copies(model, lambda copy: None)
+    copies.fresh()(data()[0])
+    assert torch.equal(copies.fresh().head.weight, model.head.weight)
+    assert copies.fresh().head.weight is copies.fresh().head.weight
+
+
+def test_what_cannot_be_copied_is_named():
+    model = plain()
+    model.body.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"'body.lock' is a lock"):
+        qg.check(model, data(), cross_entropy)
+
+
+def test_results_in_a_list_can_be_copied():
+    model = plain()
+    model.history = [model(data()[0])]
+    assert qg.check(model, data(), cross_entropy).ok
 
 
 def test_a_report_is_plain_data_and_reads_well():

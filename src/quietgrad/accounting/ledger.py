@@ -14,7 +14,14 @@ from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjace
 from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import GaussianEvent, require_event
 from quietgrad.accounting.ledger_file import LedgerFile, read_ledger
-from quietgrad.accounting.ledger_records import Record, extended, merged, missing, new_session
+from quietgrad.accounting.ledger_records import (
+    Record,
+    extended,
+    merged,
+    missing,
+    new_session,
+    passes_again,
+)
 from quietgrad.errors import LedgerError
 
 
@@ -45,6 +52,7 @@ class Ledger:
         self._records: list[Record] = []
         self._session, self._process = new_session(), os.getpid()
         self._epsilons: dict[tuple[float, str], float] = {}
+        self._covered = 0
         for event in events:
             self._append(Record(self._id, require_event(event)))
 
@@ -128,6 +136,11 @@ class Ledger:
         """The number of releases."""
         return sum(record.event.steps for record in self._records)
 
+    @property
+    def times_covered(self) -> int:
+        """How often `cover` was called: a pass that was under way may have been taken over."""
+        return self._covered
+
     def record(self, event: GaussianEvent) -> None:
         """Add what is about to be released.
 
@@ -136,9 +149,7 @@ class Ledger:
         """
         require_event(event)
         with self._lock:
-            if os.getpid() != self._process:  # forked: parent and child go on apart
-                self._session, self._process = new_session(), os.getpid()
-            self._write(Record(self._session, event))
+            self._write(self._own(event))
 
     def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
         """Upper bound on what everything together spends at `delta`; kept until the next step."""
@@ -153,7 +164,9 @@ class Ledger:
         """Make sure that everything in `saved` is in here too; nothing is ever taken out.
 
         A copy of this history that is behind adds nothing; one that is ahead is caught up with;
-        one that was continued apart from this one, and another history, are added to it.
+        one that was continued apart from this one, and another history, are added to it. Two that
+        were continued apart may have gone on with the same pass over the data, which each counts as
+        begun by the other: then it is counted once more.
 
         Returns:
             The number of steps in here that `saved` lacks.
@@ -178,7 +191,10 @@ class Ledger:
                 stacklevel=4,
             )
         with self._lock:
-            for record in lacking:
+            self._covered += 1
+            again = passes_again(self._records, saved._records, lacking) if ahead else []
+            # First what is counted again: an interrupt in between overstates what was spent.
+            for record in (*map(self._own, again), *lacking):
                 self._write(record)
         return ahead
 
@@ -232,6 +248,11 @@ class Ledger:
         for record in records:
             ledger._append(record)
         return ledger
+
+    def _own(self, event: GaussianEvent) -> Record:
+        if os.getpid() != self._process:  # forked: parent and child go on apart
+            self._session, self._process = new_session(), os.getpid()
+        return Record(self._session, event)
 
     def _write(self, record: Record) -> None:
         if self._file is not None:

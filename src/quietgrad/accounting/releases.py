@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency
-from quietgrad.accounting.events import GaussianEvent
+from quietgrad.accounting.events import NOISES, GaussianEvent
 from quietgrad.accounting.participation import (
     FullBatch,
     Participation,
@@ -56,7 +56,8 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: in
     merged: dict[tuple[float, Participation], GaussianEvent] = {}
     for event in events:
         key = (event.noise_multiplier, event.sampling)
-        merged[key] = merged[key].plus(event) if key in merged else event
+        alike = replace(event, noise=NOISES[0])  # where noise came from changes no epsilon
+        merged[key] = merged[key].plus(alike) if key in merged else alike
     counts: Counter[Release] = Counter()
     for event in merged.values():
         _require_promise(event.sampling, adjacency)

@@ -52,3 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"quietgrad.audit.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'quietgrad.audit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from quietgrad._checks import require_count, require_delta
 from quietgrad.accounting.accountants.gdp import GaussianProfile
 from quietgrad.audit import pvalues
+from quietgrad.audit.confidence import require_confidence
 from quietgrad.audit.tradeoffs import GaussianTradeOff
 
 _LEAST = 1e-6
+_MOST = 2.0**20
 
 
 def lower_bound(
@@ -29,7 +31,7 @@ def lower_bound(
         delta: at which epsilon is wanted.
         confidence: probability with which the bound holds.
     """
-    at, alpha = require_delta("delta", delta), 1 - require_delta("confidence", confidence)
+    at, alpha = require_delta("delta", delta), 1 - require_confidence(confidence)
     counts = {"correct": correct, "guesses": guesses, "canaries": canaries}
     return largest_rejected(lambda e: pvalues.pure_and_delta(e, at, **counts) < alpha)
 
@@ -43,7 +45,7 @@ def gaussian_lower_bound(
     of many noisy steps are close to Gaussian (Dong, Roth and Su 2019); epsilon is read off the
     Gaussian with the largest mu that is rejected. Arguments are those of `lower_bound`.
     """
-    at, alpha = require_delta("delta", delta), 1 - require_delta("confidence", confidence)
+    at, alpha = require_delta("delta", delta), 1 - require_confidence(confidence)
     pvalues.require_guesses(correct, guesses, canaries)
     mu = largest_rejected(
         lambda mu: (
@@ -118,15 +120,23 @@ def gaussian_from_rates(rates: Rates, *, delta: float, confidence: float = 0.95)
     return GaussianProfile(max(0.0, float(-ndtri(one) - ndtri(other)))).epsilon(at)
 
 
-def largest_rejected(is_rejected: Callable[[float], bool], *, tolerance: float = 1e-3) -> float:
-    """The largest number that is rejected, or a little less; 0 if none is.
+def largest_rejected(
+    is_rejected: Callable[[float], bool],
+    *,
+    tolerance: float = 1e-3,
+    is_beyond: Callable[[float], bool] = lambda number: number > _MOST,
+) -> float:
+    """The largest number that is rejected, or a little less; 0 if none is, infinity if all are.
 
     Args:
         is_rejected: says no from some number on.
         tolerance: how much less, relatively.
+        is_beyond: says from where on a number means nothing any more.
     """
     low, high = 0.0, 1.0
     while is_rejected(high):
+        if is_beyond(high):
+            return math.inf
         low, high = high, 2 * high
     while high - low > tolerance * low and high > _LEAST:
         middle = (low + high) / 2
@@ -135,7 +145,7 @@ def largest_rejected(is_rejected: Callable[[float], bool], *, tolerance: float =
 
 
 def _largest_rates(rates: Rates, confidence: float) -> tuple[float, float]:
-    alpha = 1 - require_delta("confidence", confidence)
+    alpha = 1 - require_confidence(confidence)
     return (
         _clopper_pearson(rates.false_positives, rates.negatives, alpha / 2),
         _clopper_pearson(rates.false_negatives, rates.positives, alpha / 2),

@@ -8,10 +8,17 @@ strength leaks more.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from quietgrad._checks import require_delta, require_number
-from quietgrad.accounting import Adjacency, GaussianEvent, PrivacyProfile, profile
+from quietgrad.accounting import (
+    Adjacency,
+    GaussianEvent,
+    PrivacyProfile,
+    accountants,
+    participation,
+    profile,
+)
 from quietgrad.accounting.accountants import Precision
 from quietgrad.accounting.adjacency import ADD_REMOVE
 from quietgrad.audit.tradeoffs import ProfileTradeOff, TradeOff, pair
@@ -82,6 +89,19 @@ class Recorded:
         """What the accountant says was spent."""
         return self._profile(1.0).epsilon(self.delta)
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was done and how it is counted, as plain data."""
+        return {
+            "accountant": self.accountant,
+            "is_guarantee": accountants.resolve(self.accountant).is_guarantee,
+            "adjacency": self.adjacency,
+            "steps": sum(event.steps for event in self.events),
+            "sampling": _distinct(participation.to_dict(event.sampling) for event in self.events),
+            "noise_multiplier": _distinct(event.noise_multiplier for event in self.events),
+            "noise": _distinct(event.noise for event in self.events),
+        }
+
     def tradeoff(self, strength: float = 1.0) -> TradeOff:
         """What the accountant says can be told apart."""
         return ProfileTradeOff(self._profile(strength))
@@ -99,6 +119,14 @@ class Recorded:
             adjacency=self.adjacency,
             precision=precision,
         )
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def _with_less_noise(events: Iterable[GaussianEvent], strength: float) -> list[GaussianEvent]:

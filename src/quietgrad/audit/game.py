@@ -4,14 +4,15 @@ The auditor commits to the rule before the coins are thrown, so that nothing nee
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietgrad._checks import require_count, require_delta
+from quietgrad._checks import require_count
 from quietgrad.audit import pvalues
 from quietgrad.audit.claims import Claim
+from quietgrad.audit.confidence import require_confidence
 from quietgrad.audit.judgement import Evidence, judge
 from quietgrad.audit.result import AuditResult
 
@@ -70,17 +71,17 @@ def one_run(
 
         canaries = audit.gradient_canaries(build_model, data, losses, build_optimizer,
                                            batch_size=256, epochs=30, epsilon=1.0, delta=1e-4)
-        print(audit.one_run(canaries, canaries=1000).lower_bound)
+        print(audit.one_run(canaries, canaries=1000))
     """
     require_count("canaries", canaries, at_least=1)
     guesses = max(1, canaries // 5) if guesses is None else guesses
     pvalues.require_guesses(0, guesses, canaries)
-    require_delta("confidence", confidence)
+    require_confidence(confidence)
     sources = np.random.SeedSequence(seed).spawn(require_count("runs", runs, at_least=1))
     played = [
         _play(train, source, canaries, guesses, seeded=seed is not None) for source in sources
     ]
-    return _judged(played, guesses, confidence)
+    return _judged(played, guesses, confidence, seeded=seed is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +97,27 @@ def _play(
     coins, training = source.spawn(2)
     present = np.random.default_rng(coins).random(canaries) < 0.5
     seed = int(training.generate_state(1)[0]) if seeded else None
-    seen = train(present.copy(), seed)
-    _require_scores(seen.scores, canaries)
+    seen = _checked(train(present.copy(), seed), canaries)
     return _Played(present, seen, _correct_by_rank(seen.scores, present, guesses))
+
+
+def _checked(seen: Observation, canaries: int) -> Observation:
+    """With scores as an array, whatever sequence they were."""
+    if not isinstance(seen, Observation):
+        raise TypeError(
+            f"train returned {type(seen).__name__}: expected quietgrad.audit.Observation(scores, "
+            "claim), where the claim may be quietgrad.audit.Pair(epsilon, delta)"
+        )
+    if seen.threshold is not None and not (
+        np.ndim(seen.threshold) == 0 and np.isfinite(seen.threshold)
+    ):
+        raise ValueError(
+            f"threshold={seen.threshold!r} is not valid: expected a finite score, fixed before any "
+            "was seen, or None where canaries may influence one another"
+        )
+    scores = np.asarray(seen.scores, dtype=np.float64)
+    _require_scores(scores, canaries)
+    return replace(seen, scores=scores)
 
 
 def _require_scores(scores: NDArray[np.float64], canaries: int) -> None:
@@ -116,7 +135,7 @@ def _correct_by_rank(scores: NDArray[np.float64], present: NDArray[np.bool_], gu
     return int((~present[lowest]).sum() + present[highest].sum())
 
 
-def _judged(played: list[_Played], guesses: int, confidence: float) -> AuditResult:
+def _judged(played: list[_Played], guesses: int, confidence: float, *, seeded: bool) -> AuditResult:
     claim, threshold = _agreed(played)
     evidence = Evidence(
         scores=np.concatenate([each.observation.scores for each in played]),
@@ -125,7 +144,7 @@ def _judged(played: list[_Played], guesses: int, confidence: float) -> AuditResu
         guesses=guesses * len(played),
         correct=sum(each.correct for each in played),
     )
-    return judge(claim, evidence, runs=len(played), confidence=confidence)
+    return judge(claim, evidence, runs=len(played), confidence=confidence, seeded=seeded)
 
 
 def _agreed(played: list[_Played]) -> tuple[Claim, float | None]:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from quietgrad._checks import require_count
+from quietgrad.audit.attendance import Attendance
 from quietgrad.audit.game import Observation, Train
 from quietgrad.audit.training import Losses, Training
 from quietgrad.sampling import population
@@ -102,7 +103,15 @@ def _audited_run(
         before = _losses_of(model, training, examples)
         data = _DataWithExamples(training.dataset, examples, present)
         engine, _ = training.attach(model, data, _Collate(training.collate), seed)
-        training.run(engine, lambda part: part[1] * training.losses(model, part[0]))
+        attendance = Attendance()
+
+        def losses(part: Any) -> Tensor:
+            elements, weights, is_canary = part
+            found = weights * training.losses(model, elements)
+            return attendance.note(is_canary & (weights > 0), found)
+
+        training.run(engine, losses)
+        attendance.require_some(engine, int(present.sum()))
         after = _losses_of(model, training, examples)
     return Observation((before - after).numpy(), training.claim(engine))
 
@@ -132,17 +141,17 @@ class _DataWithExamples(Dataset[Any]):
     def __len__(self) -> int:
         return self._ordinary + len(self._present)
 
-    def __getitem__(self, position: int) -> tuple[Any, float]:
+    def __getitem__(self, position: int) -> tuple[Any, float, bool]:
         canary = position - self._ordinary
         if canary < 0:
-            return self._dataset[position], 1.0
-        return self._examples[canary], float(self._present[canary])
+            return self._dataset[position], 1.0, False
+        return self._examples[canary], float(self._present[canary]), True
 
 
 @dataclass(frozen=True)
 class _Collate:
     elements: Callable[[list[Any]], Any]
 
-    def __call__(self, drawn: list[tuple[Any, float]]) -> tuple[Any, Tensor]:
-        elements, weights = zip(*drawn, strict=True)
-        return self.elements(list(elements)), torch.tensor(weights)
+    def __call__(self, drawn: list[tuple[Any, float, bool]]) -> tuple[Any, ...]:
+        elements, *about = zip(*drawn, strict=True)
+        return self.elements(list(elements)), *(torch.tensor(column) for column in about)

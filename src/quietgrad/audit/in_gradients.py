@@ -21,7 +21,9 @@ from torch.utils.data import Dataset, default_collate
 
 from quietgrad import clipping as clippings
 from quietgrad.accounting import TruncatedPoisson
+from quietgrad.audit.attendance import Attendance
 from quietgrad.audit.game import Observation, Train
+from quietgrad.audit.stand_in import stand_in
 from quietgrad.audit.training import Losses, Training
 from quietgrad.engine import PrivacyEngine
 from quietgrad.sampling import population
@@ -63,13 +65,16 @@ def gradient_canaries(
 
 def _audited_run(training: Training, present: NDArray[np.bool_], seed: int | None) -> Observation:
     with training.seeded(seed):
-        model = _WithCanaries(training.build_model(), training.losses, len(present))
-        data = _DataWithCanaries(training.dataset, present)
+        audited = training.build_model()
+        data = _DataWithCanaries(training.dataset, present, stand_in(audited, training))
+        model = _WithCanaries(audited, training.losses, len(present))
         engine, optimizer = training.attach(model, data, _Collate(training.collate), seed)
         model.norm, contribution = _strongest(engine, training.options)
         watch = _Watch(model.canaries, engine.batch_size)
         optimizer.register_step_pre_hook(watch)
-        training.run(engine, lambda micro_batch: model(*micro_batch))
+        attendance = Attendance()
+        training.run(engine, lambda part: attendance.note(part[-1] > 0, model(*part)))
+    attendance.require_some(engine, int(present.sum()))
     expected = engine.sample_rate * engine.steps_taken * contribution
     # A draw that is cut to a largest size lets canaries push one another out.
     independent = not any(isinstance(e.sampling, TruncatedPoisson) for e in engine.ledger.events)
@@ -101,8 +106,8 @@ class _DataWithCanaries(Dataset[Any]):
     adds that is not there.
     """
 
-    def __init__(self, dataset: Dataset[Any], present: NDArray[np.bool_]) -> None:
-        self._dataset, self._present = dataset, present
+    def __init__(self, dataset: Dataset[Any], present: NDArray[np.bool_], stand_in: Any) -> None:
+        self._dataset, self._present, self._stand_in = dataset, present, stand_in
         self._ordinary = population(dataset)
 
     def __len__(self) -> int:
@@ -112,8 +117,8 @@ class _DataWithCanaries(Dataset[Any]):
         canary = position - self._ordinary
         if canary < 0:
             return self._dataset[position], 0, 1.0, 0.0
-        # The first element stands in for what a canary lacks; its loss is multiplied by zero.
-        return self._dataset[0], canary, 0.0, float(self._present[canary])
+        # Another element stands in for what a canary lacks; its loss is multiplied by zero.
+        return self._stand_in, canary, 0.0, float(self._present[canary])
 
 
 @dataclass(frozen=True)

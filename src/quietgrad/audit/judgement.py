@@ -6,6 +6,7 @@ measured bound reaches the claim exactly where the claim is rejected. Further bo
 beside it and decide nothing.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,9 @@ from quietgrad.audit.bounds import (
     largest_rejected,
     lower_bound,
 )
-from quietgrad.audit.claims import Claim
+from quietgrad.audit.claims import Claim, Recorded
 from quietgrad.audit.result import AuditResult
-from quietgrad.audit.tradeoffs import TradeOff
+from quietgrad.audit.tradeoffs import LARGEST_EPSILON, TradeOff
 
 _TOLERANCE = 1e-2  # of a claim's strength: every trial composes a whole run
 
@@ -76,17 +77,22 @@ class Evidence:
         )
 
 
-def judge(claim: Claim, evidence: Evidence, *, runs: int, confidence: float) -> AuditResult:
+def judge(
+    claim: Claim, evidence: Evidence, *, runs: int, confidence: float, seeded: bool
+) -> AuditResult:
     """Test the claim, and measure how far from it the truth must be."""
 
     def is_rejected(strength: float) -> bool:
         return evidence.rejects(claim.tradeoff(strength), 1 - confidence)
 
-    strength = largest_rejected(is_rejected, tolerance=_TOLERANCE)
+    def is_beyond(strength: float) -> bool:
+        return claim.epsilon_at(strength) > LARGEST_EPSILON
+
+    strength = largest_rejected(is_rejected, tolerance=_TOLERANCE, is_beyond=is_beyond)
     return AuditResult(
         claimed_epsilon=claim.epsilon,
         delta=claim.delta,
-        lower_bound=claim.epsilon_at(strength) if strength > 0 else 0.0,
+        lower_bound=_epsilon_of(claim, strength),
         p_value=evidence.p_value(claim.tradeoff()),
         confidence=confidence,
         canaries=len(evidence.scores),
@@ -98,7 +104,16 @@ def judge(claim: Claim, evidence: Evidence, *, runs: int, confidence: float) -> 
         scores=evidence.scores,
         present=evidence.present,
         threshold=evidence.threshold,
+        claimed_for=claim.details if isinstance(claim, Recorded) else {},
+        seeded=seeded,
     )
+
+
+def _epsilon_of(claim: Claim, strength: float) -> float:
+    """Infinite if guesses were better than the family allows, however little noise it has."""
+    if strength == 0 or math.isinf(strength):
+        return strength
+    return claim.epsilon_at(strength)
 
 
 def _further_bounds(evidence: Evidence, delta: float, confidence: float) -> dict[str, float]:

@@ -90,10 +90,12 @@ def independent(tradeoff: TradeOff, *, correct: int, guesses: int) -> float:
 
 def require_guesses(correct: int, guesses: int, canaries: int) -> None:
     """Refuse counts that contradict one another."""
-    require_count("correct", correct, at_least=0)
     require_count("guesses", guesses, at_least=1)
-    if not correct <= guesses <= canaries:
+    if guesses > canaries:
         raise ValueError(
-            f"correct={correct}, guesses={guesses}, canaries={canaries}: expected no more right "
-            "guesses than guesses, and no more guesses than canaries"
+            f"guesses={guesses}, canaries={canaries}: expected no more guesses than canaries"
+        )
+    if require_count("correct", correct, at_least=0) > guesses:
+        raise ValueError(
+            f"correct={correct}, guesses={guesses}: expected no more right guesses than guesses"
         )

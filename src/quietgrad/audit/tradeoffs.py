@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quietgrad.accounting import PrivacyProfile
 
 _LEAST_DELTA = 1e-12  # what lies behind it can move no audit of fewer than billions of canaries
-_LARGEST = 700.0  # beyond it e^epsilon is beyond all floats
+LARGEST_EPSILON = 700.0  # beyond it e^epsilon is beyond all floats
 _POINTS = 128
 
 
@@ -76,7 +76,7 @@ class PointwiseTradeOff:
 
 def pair(epsilon: float, delta: float) -> PointwiseTradeOff:
     """Of a single pair, whatever the mechanism."""
-    return PointwiseTradeOff(np.array([min(epsilon, _LARGEST)]), np.array([delta]))
+    return PointwiseTradeOff(np.array([min(epsilon, LARGEST_EPSILON)]), np.array([delta]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class ProfileTradeOff:
 
     @cached_property
     def _points(self) -> PointwiseTradeOff:
-        largest = min(self.profile.epsilon(_LEAST_DELTA), _LARGEST)
+        largest = min(self.profile.epsilon(_LEAST_DELTA), LARGEST_EPSILON)
         epsilons = np.linspace(0.0, largest, _POINTS)
         deltas = [self.profile.delta(float(epsilon)) for epsilon in epsilons]
         return PointwiseTradeOff(epsilons, np.array(deltas))

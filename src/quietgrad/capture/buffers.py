@@ -126,14 +126,14 @@ class BufferWatch:
         for path, module in self._modules:
             for holder in (module._buffers, module._parameters):
                 for attribute, held in holder.items():
-                    if held is not None:
+                    # Weights in training are the user's to load: what data may write to them while
+                    # a forward runs is judged there.
+                    if held is not None and not held.requires_grad:
                         yield _Place(module, attribute, path, holder), held
 
 
 def _is_compared(buffer: Tensor) -> bool:
-    # A parameter in training changes with every step, by the optimizer: its writes are counted.
     is_plain = buffer.layout is torch.strided and not buffer.is_quantized
-    is_plain = is_plain and not buffer.requires_grad
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 

@@ -25,12 +25,25 @@ class OutputRows:
     def __init__(self, output: Tensor, seeded: Callable[[], Tensor | None]) -> None:
         self._seeded = seeded
         self._touched: list[tuple[Tensor, Tensor]] = []
+        self.is_probed = output.requires_grad
         if output.requires_grad:
             output.register_hook(self._observe)
 
+    @property
+    def was_reached(self) -> bool:
+        """Whether a loss depends on it."""
+        return bool(self._touched)
+
     def allows(self, place: Placement, batch: int) -> bool:
         """Whether no probe has shown that the samples are elsewhere."""
-        return not any(refuted(place, touched, seeded, batch) for touched, seeded in self._touched)
+        return not any(
+            place.dim >= touched.ndim or refuted(place, touched, seeded, batch)
+            for touched, seeded in self._touched
+        )
+
+    def may_belong_to(self, sample: int) -> bool:
+        """Whether no other sample's loss was seen to depend on it."""
+        return all(bool(seeded[sample]) for _, seeded in self._touched)
 
     def holds_samples(self, batch: int) -> bool:
         """Whether probes have seen it fall apart into rows of single samples."""

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from quietgrad.capture.outputs import OutputRows
-from quietgrad.capture.trees import tensors_in
+from quietgrad.capture.state import same_randomness as same_randomness
+from quietgrad.capture.state import seed_all
+from quietgrad.capture.state import undisturbed as undisturbed
+from quietgrad.capture.trees import Node, returned, tensors_in
+
+# A gate this far closed hides what is behind it: LayerScale begins at 1e-6, and at 1e-4.
+_NEARLY_CLOSED = 1e-2
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run gave, and the buffers as it left them."""
 
-    outputs: list[Tensor]
+    returned: Node
     buffers: dict[str, Tensor]
 
 
@@ -52,11 +56,16 @@ class ModelCall:
         return list(tensors_in((self.args, self.kwargs)))
 
     def repeat(
-        self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int = 0
+        self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int | None = None
     ) -> Outcome:
         """Run it with what ``choose`` makes of its arguments, as in training or in evaluation.
 
-        Parameters that are still all zero get random values: mixing would hide behind them.
+        Parameters that are still all but zero get random values: mixing would hide behind them.
+
+        Args:
+            choose: gives other arguments for those of the call.
+            evaluating: whether to run in eval mode, instead of as it is.
+            seed: for all generators; by default they go on from where they are, in every run.
         """
         args, kwargs = choose((self.args, self.kwargs))
         precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
@@ -64,53 +73,25 @@ class ModelCall:
         with undisturbed(self.model), precision:
             if evaluating:
                 self.model.eval()
-                torch.manual_seed(seed)
+            if seed is not None:
+                seed_all(self.model, seed)
             if opened:
                 outputs = functional_call(self.model, opened, args, kwargs)
             else:
                 outputs = self.model(*args, **kwargs)
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        return Outcome(list(tensors_in(outputs)), buffers)
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Runs of the model in here, without gradients, leave generators, buffers and modes alone."""
-    held = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
-    saved = [(module, name, b, None if b is None else b.clone()) for module, name, b in held]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.no_grad(), same_randomness():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for module, name, buffer, value in saved:
-            module._buffers[name] = buffer
-            # Writing one that autograd has saved is an error.
-            if buffer is not None and value is not None and not torch.equal(buffer, value):
-                buffer.resize_(value.shape).copy_(value)  # observers grow theirs when first run
+        return Outcome(returned(outputs), buffers)
 
 
 def _open_gates(model: nn.Module) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
-        name: torch.randn(p.shape, generator=generator).to(p)
+        name: (torch.randn(p.shape, generator=generator) * _usual_scale(p)).to(p)
         for name, p in model.named_parameters()
-        if p.requires_grad and not p.any()
+        if p.requires_grad and p.numel() and p.detach().abs().max() < _NEARLY_CLOSED
     }
 
 
-@contextmanager
-def same_randomness() -> Iterator[None]:
-    """Dropout and the like draw the same in every run, and the generators are left as they were."""
-    states: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  models draw from it
-        (random.setstate, random.getstate()),
-    ]
-    try:
-        yield
-    finally:
-        for restore, state in states:
-            restore(state)
+def _usual_scale(parameter: Tensor) -> float:
+    """That of an initialization: large matrices of ones would overflow half precision."""
+    return 1.0 if parameter.ndim < 2 else 1 / math.sqrt(parameter[0].numel())

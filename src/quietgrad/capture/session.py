@@ -23,7 +23,7 @@ from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
-from quietgrad.capture.trees import tensors_in
+from quietgrad.capture.trees import returned_tensors
 from quietgrad.capture.verification import Verifier
 from quietgrad.errors import (
     EngineStateError,
@@ -66,6 +66,7 @@ class Capture:
         )
         self._attributes = AttributeWatch(model)
         self._is_capturing = self._is_paused = False
+        self._handled: BaseException | None = None
         self._verifier = Verifier(self.parameters.describe, self._paused, thorough=thorough)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
@@ -150,6 +151,8 @@ class Capture:
             return
         frames = self._mode.frames
         outermost = not frames
+        if outermost:
+            self._handled = sys.exception()  # of whatever the model is called in
         frames.append(Frame(path))
         if outermost and torch.is_grad_enabled() and self._when():
             self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
@@ -174,9 +177,10 @@ class Capture:
         if captured and not frames:
             remove_mode(self._mode)
             self._is_capturing = False
-            if output is not None and self._tape.phase is Phase.FORWARD:
+            failed = output is None and sys.exception() is not self._handled
+            if not failed and self._tape.phase is Phase.FORWARD:
                 seeded = self._tape.seeded_samples
-                outputs = tuple(OutputRows(tensor, seeded) for tensor in tensors_in(output))
+                outputs = tuple(OutputRows(tensor, seeded) for tensor in returned_tensors(output))
                 self._tape.calls.append(ModelCall.recorded(module, args, kwargs, outputs))
         if captured and output is not None:
             forbidden.check_buffers(module, self._tape)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from quietgrad.audit import AuditResult
+from quietgrad.audit.wording import described
 from quietgrad.cli.rounding import json_number, printed
 from quietgrad.recipes import Recipe
 
@@ -44,7 +45,7 @@ class Report:
         table = Table(title=f"{self.recipe.name}: audit with {self.kind} canaries")
         table.add_column("")
         table.add_column("", justify="right")
-        for name, value in self._rows():
+        for name, value in described(self.result, _lower, upper=printed):
             table.add_row(name, value)
         return table
 
@@ -64,32 +65,11 @@ class Report:
             " again: two alarms in a row are no accident.",
         ]
 
-    def _rows(self) -> list[tuple[str, str]]:
-        found = self.result
-        rows = [
-            ("claimed epsilon", f"{printed(found.claimed_epsilon)} at delta {found.delta:g}"),
-            ("measured lower bound", printed(found.lower_bound, up=False)),
-            ("confidence", f"{found.confidence:g}"),
-            ("canaries", _in_runs(found.canaries, found.runs)),
-        ]
-        if found.rates is not None:
-            right, all_of = found.rates.correct, found.rates.guesses
-            rows.append(("right guesses by threshold", _share(right, all_of)))
-        rows.append(("right guesses by rank", _share(found.correct, found.guesses)))
-        rows += [
-            (f"bound: {name}", printed(value, up=False)) for name, value in found.bounds.items()
-        ]
-        return rows
-
 
 def scored_by(kind: str) -> str:
     """What a score is."""
     return _GUESSES[kind]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({part / whole:.1%})"
-
-
-def _in_runs(canaries: int, runs: int) -> str:
-    return f"{canaries:,}" if runs == 1 else f"{canaries:,} in {runs} runs"
+def _lower(value: float) -> str:
+    return printed(value, up=False)

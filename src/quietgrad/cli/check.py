@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 
 from quietgrad import clipping, grouping, inspection
+from quietgrad.cli.check_errors import errors_in_target
 from quietgrad.cli.check_report import show
 from quietgrad.cli.check_target import Target, resolve
 from quietgrad.cli.failures import refusals
@@ -33,10 +34,10 @@ def check(
 
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
     and returns (model, batch, loss_fn), where loss_fn(model, batch) gives one loss per sample. The
-    exit code is 1 if a fault is found.
+    exit code is 1 if a fault is found, and 2 if nothing could be checked.
     """
     console = Console(quiet=as_json)
-    with refusals():
+    with refusals(), errors_in_target():
         subject = resolve(target)
     report = _inspected(subject, console, options)
     if as_json:
@@ -47,7 +48,7 @@ def check(
 
 
 def _inspected(subject: Target, console: Console, options: dict[str, Any]) -> inspection.Report:
-    with refusals(), console.status("checking") as status:
+    with refusals(), errors_in_target(), console.status("checking") as status:
         return inspection.check(
             *subject,
             on_check=lambda name: status.update(f"checking {name}"),

@@ -2,21 +2,21 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import fill
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
 from quietgrad.inspection import Coverage, Finding, Report, Verdict
 
-_MARKS = {
-    Verdict.OK: "[green]ok[/]",
-    Verdict.NOTE: "[yellow]note[/]",
-    Verdict.SKIPPED: "[yellow]skipped[/]",
-    Verdict.FAULT: "[bold red]FAULT[/]",
+_WORDS = {verdict: verdict.value for verdict in Verdict} | {Verdict.FAULT: "FAULT"}
+_STYLES = {
+    Verdict.OK: "green",
+    Verdict.NOTE: "yellow",
+    Verdict.SKIPPED: "yellow",
+    Verdict.FAULT: "bold red",
 }
-_INDENT = (0, 0, 0, 4)
 
 
 def show(report: Report, target: str, console: Console, *, everything: bool) -> None:
@@ -24,26 +24,39 @@ def show(report: Report, target: str, console: Console, *, everything: bool) -> 
     for finding in report.findings:
         _show_finding(finding, console)
     if report.coverage:
-        console.print()
+        console.print("\ntrainable parameters")
         table = _by_parameter if everything else _by_operation
         console.print(table(report.coverage))
     console.print()
-    seconds = f"{report.samples} samples, {report.seconds:.1f} s"
+    _print(escape(_wrapped(_verdict(report, target), console)), console)
+
+
+def _verdict(report: Report, target: str) -> str:
+    on = f"{report.samples} samples, {report.seconds:.1f} s"
     if report.ok:
-        console.print(f"{escape(target)} is fit for private training ({seconds}).")
-    else:
-        faults = "1 fault" if len(report.faults) == 1 else f"{len(report.faults)} faults"
-        console.print(f"{escape(target)} is NOT fit for private training: {faults} ({seconds}).")
+        return f"{target} is fit for private training ({on})."
+    faults = "1 fault" if len(report.faults) == 1 else f"{len(report.faults)} faults"
+    return f"{target} is NOT fit for private training: {faults} ({on})."
 
 
 def _show_finding(finding: Finding, console: Console) -> None:
-    mark = _MARKS[finding.verdict]
-    if finding.verdict is Verdict.OK:
-        console.print(f"{mark} [bold]{finding.check}[/]: {escape(finding.what)}", highlight=False)
-        return
-    console.print(f"{mark} [bold]{finding.check}[/]", highlight=False)
-    for text in filter(None, (finding.what, finding.remedy)):
-        console.print(Padding(escape(text), _INDENT), highlight=False)
+    word, name = _WORDS[finding.verdict], finding.check
+    short = finding.verdict is Verdict.OK
+    text = _wrapped(f"{word} {name}: {finding.what}" if short else f"{word} {name}", console)
+    rest = escape(text.removeprefix(f"{word} {name}"))
+    style = _STYLES[finding.verdict]
+    _print(f"[{style}]{word}[/] [bold]{name}[/]{rest}", console)
+    for more in () if short else filter(None, (finding.what, finding.remedy)):
+        _print(escape(_wrapped(more, console, " " * 4)), console)
+
+
+def _wrapped(text: str, console: Console, indent: str = "") -> str:
+    """Lines as wide as the terminal. The console's own wrapping leaves blanks at their ends."""
+    return fill(text, console.width, initial_indent=indent, subsequent_indent=indent)
+
+
+def _print(markup: str, console: Console) -> None:
+    console.print(markup, highlight=False, soft_wrap=True)
 
 
 def _by_operation(coverage: Sequence[Coverage]) -> Table:
@@ -54,7 +67,7 @@ def _by_operation(coverage: Sequence[Coverage]) -> Table:
         key = _kinds(each), each.strategy or "no gradient"
         rows[key] += 1
         numbers[key] += _size(each)
-    table = Table("captured as", "norms by", title="trainable parameters")
+    table = Table("captured as", "norms by")
     table.add_column("tensors", justify="right")
     table.add_column("numbers", justify="right")
     for key, count in rows.most_common():
@@ -63,7 +76,7 @@ def _by_operation(coverage: Sequence[Coverage]) -> Table:
 
 
 def _by_parameter(coverage: Sequence[Coverage]) -> Table:
-    table = Table("parameter", "shape", "captured as", "norms by", title="trainable parameters")
+    table = Table("parameter", "shape", "captured as", "norms by")
     for each in coverage:
         shape = " x ".join(map(str, each.shape)) or "scalar"
         operations = "\n".join(each.operations) or "-"

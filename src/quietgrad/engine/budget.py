@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from quietgrad import accounting
 from quietgrad._checks import require_count, require_positive
 from quietgrad.accounting import GaussianEvent, Ledger, Participation, Passes
+from quietgrad.engine.plan import planned
 from quietgrad.engine.schedules import NoiseSchedule, in_steps
-from quietgrad.errors import BudgetExhaustedError
+from quietgrad.errors import BudgetExhaustedError, EngineStateError
+
+# By which another machine's figures may differ: such a run is checked step by step instead.
+_ROUNDING = 1e-3
 
 
 class Budget:
@@ -68,6 +71,7 @@ class Budget:
         self._pass_number: int | None = None
         self._noise_in_pass: set[float] = set()
         self._continues_pass = False
+        self._times_covered = ledger.times_covered
         if not ledger.events:
             # Otherwise only when it is needed: a run that is resumed brings its noise along.
             _ = self.noise_multiplier
@@ -113,6 +117,7 @@ class Budget:
         # Counting one's own steps is enough, unless others record in the same ledger, a pass that
         # was broken off is begun again, or steps of a schedule are repeated.
         self._is_off_plan |= self._ledger.steps != self._ledger_steps
+        self._forget_pass_of_others()
         begins_pass = isinstance(self._sampling, Passes) and pass_number != self._pass_number
         if self._is_off_plan or (begins_pass and pass_number is not None):
             self._require_room_for(self._event(step, pass_number))
@@ -123,8 +128,7 @@ class Budget:
         Returns:
             The noise multiplier that was recorded, and must be used.
         """
-        if self._continues_pass and self._ledger.steps != self._ledger_steps:
-            self._forget_pass()  # another engine may be going through the same pass
+        self._forget_pass_of_others()
         event = self._event(step, pass_number)
         self._ledger.record(event)
         if self._pass_number != pass_number:
@@ -156,7 +160,13 @@ class Budget:
             same_history: whether they were taken by this run, after the state was saved.
             same_pass: whether the pass that was under way goes on with the same batches.
         """
-        self._noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
+        noise_multiplier = require_positive("noise_multiplier", state["noise_multiplier"])
+        if self._target is None and noise_multiplier != self._noise_multiplier:
+            raise EngineStateError(
+                f"the state's budget has noise_multiplier={noise_multiplier:g}, and the run was "
+                f"begun with {self._noise_multiplier:g}: it was edited; restore a copy of it."
+            )
+        self._noise_multiplier = noise_multiplier
         require_count("recorded", state["recorded"], at_least=0)
         self._lost = state["lost"] + lost
         self._recorded = state["recorded"] + (lost if same_history else 0)
@@ -166,10 +176,25 @@ class Budget:
         self._is_off_plan |= state["is_off_plan"] or not same_history
         self._is_off_plan |= lost > 0 and (self._schedule is not None or len(mechanisms) > 1)
         self._forget_pass()
+        self._times_covered = self._ledger.times_covered
         if same_pass and not lost:
             self._pass_number = state["pass_number"]
             self._noise_in_pass = set(state["noise_in_pass"])
             self._continues_pass = True
+        if self._target is not None:
+            is_as_planned = same_history and same_pass and not lost and not self._is_off_plan
+            self._look_ahead(is_as_planned=is_as_planned)
+
+    def _forget_pass_of_others(self) -> None:
+        """Count a pass again that another engine may be going through too.
+
+        That is so if a state was loaded into any engine with this ledger; and if this one goes on
+        with a pass from a state, while others record.
+        """
+        is_shared = self._continues_pass and self._ledger.steps != self._ledger_steps
+        if is_shared or self._ledger.times_covered != self._times_covered:
+            self._times_covered = self._ledger.times_covered
+            self._forget_pass()
 
     def _forget_pass(self) -> None:
         """What follows counts as a pass of its own."""
@@ -194,28 +219,16 @@ class Budget:
     def _calibrated(self) -> float:
         assert self._planned_steps is not None
         assert self._target is not None
-        steps, passes = Counter(self._factors), self._planned_passes()
         if self._ledger.events:
             self._warn_of_what_was_spent()
         return accounting.calibrate_plan(
-            lambda sigma: [
-                GaussianEvent(sigma * factor, self._sampling, steps[factor], passes[factor])
-                for factor in steps
-            ],
+            lambda sigma: planned(self._factors, self._sampling, sigma),
             epsilon=self._target,
             delta=self._delta,
             accountant=self._accountant,
             adjacency=self._ledger.adjacency,
             spent=self._ledger.events,
         )
-
-    def _planned_passes(self) -> Counter[float]:
-        """In how many passes each factor occurs: as they will be recorded."""
-        passes: Counter[float] = Counter()
-        if isinstance(self._sampling, Passes):
-            for start in range(0, len(self._factors), self._sampling.length):
-                passes.update(set(self._factors[start : start + self._sampling.length]))
-        return passes
 
     def _warn_of_what_was_spent(self) -> None:
         spent = self._ledger.epsilon(self._delta, accountant=self._accountant)
@@ -239,14 +252,41 @@ class Budget:
             "noise_multiplier= to train without a target."
         )
 
-    def _require_room_for(self, event: GaussianEvent) -> None:
+    def _look_ahead(self, *, is_as_planned: bool) -> None:
+        """See whether the noise of a state is enough for all that is planned.
+
+        If it is not, every step is checked from here on. A state that never left its plan has no
+        reason for that, unless it was edited.
+        """
         assert self._target is not None
+        rest = planned(
+            self._factors,
+            self._sampling,
+            self.noise_multiplier,
+            first=self._recorded,
+            counted=self._noise_in_pass,
+        )
+        spent = self._spent_with(*rest)
+        self._is_off_plan |= spent > self._target
+        if is_as_planned and spent > self._target * (1 + _ROUNDING):
+            raise EngineStateError(
+                f"the state's noise_multiplier={self.noise_multiplier:g} would spend "
+                f"epsilon={spent:.4g} by the end of its plan, more than the target "
+                f"{self._target:g} it was made for: it was edited; restore a copy of it."
+            )
+
+    def _spent_with(self, *events: GaussianEvent) -> float:
+        """What everything in the ledger and this would spend."""
         whole = accounting.profile(
-            (*self._ledger.events, event),
+            (*self._ledger.events, *events),
             accountant=self._accountant,
             adjacency=self._ledger.adjacency,
         )
-        if (spent := whole.epsilon(self._delta)) > self._target:
+        return whole.epsilon(self._delta)
+
+    def _require_room_for(self, event: GaussianEvent) -> None:
+        assert self._target is not None
+        if (spent := self._spent_with(event)) > self._target:
             raise BudgetExhaustedError(
                 f"another step would spend epsilon={spent:.4g}, more than the target "
                 f"{self._target:g}: other engines record in the same ledger, or a pass over the "

@@ -33,6 +33,7 @@ from quietgrad.engine.bounds import require_bounded
 from quietgrad.engine.budget import Budget
 from quietgrad.engine.course import Course
 from quietgrad.engine.memory import fitting_in_memory
+from quietgrad.engine.one_at_a_time import OneAtATime
 from quietgrad.engine.release import Release
 from quietgrad.engine.schedules import NoiseSchedule
 from quietgrad.engine.settings import described
@@ -47,7 +48,7 @@ from quietgrad.errors import (
 )
 from quietgrad.grouping import Group, Grouping
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling import BatchLoader, Sampler, population, require_batch_size
+from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
 
 
@@ -176,7 +177,7 @@ class PrivacyEngine:
         )
         self._course = Course(model, optimizer, loader, self._ledger, self._budget, settings, seed)
         self._model, self._optimizer, self._loader = model, optimizer, loader
-        self._standing = Standing()
+        self._standing, self._one_at_a_time = Standing(), OneAtATime()
         self._under_way = BatchUnderWay()
         self._walk = Walk(
             self._course,
@@ -216,39 +217,26 @@ class PrivacyEngine:
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
         """
-        self._require_usable()
-        size = self._under_way.require_micro_batch()
-        evaluator = Evaluator(*self._evaluator_options)
-        reducer = ClippedReducer(self.groups, self._clipping, evaluator, size)
-        with self._standing.watched(), fitting_in_memory(size):
-            if callable(losses):
-                losses = losses()
-            self._capture.backward(losses, reducer)
-            reducer.finish()
-        self._under_way.add(reducer)
+        with self._one_at_a_time:
+            self._require_usable()
+            with self._under_way.adding() as size:
+                evaluator = Evaluator(*self._evaluator_options)
+                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size)
+                with self._standing.watched(), fitting_in_memory(size):
+                    if callable(losses):
+                        losses = losses()
+                    self._capture.backward(losses, reducer)
+                    reducer.finish()
+                self._under_way.add(reducer)
 
     def step(self) -> None:
         """Release: record the step in the ledger, add the noise, run the optimizer.
 
         Noise is added to every trainable parameter, whether or not a sample used it.
         """
-        self._require_usable()
-        batch = self._under_way.require_complete()
-        self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
-        with self._standing.watched():
-            self._capture.check_trainable_set()
-            self._release.require_same_parameters()
-            require_bounded(self._under_way.sums, self._groups, self._clipping, batch.size)
-        # First the ledger, then the update: a crash in between overstates what was spent.
-        sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
-        try:
-            self._under_way.spend()
-            # Also if the optimizer fails: part of the update may be in the weights by then.
-            step = self._course.advance(batch)
-            sums, std = self._under_way.sums, sigma * self.sensitivity
-            self._release.update(sums, step=step, std=std, divisor=self._batch_size)
-        finally:
-            self._under_way.end()
+        with self._one_at_a_time:
+            self._require_usable()
+            self._released(self._under_way.require_complete())
 
     # -- what a user may ask -------------------------------------------------------------------
 
@@ -399,3 +387,20 @@ class PrivacyEngine:
     def _require_attached(self) -> None:
         if not self._attached:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
+
+    def _released(self, batch: LogicalBatch) -> None:
+        self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
+        with self._standing.watched():
+            self._capture.check_trainable_set()
+            self._release.require_same_parameters()
+            require_bounded(self._under_way.sums, self._groups, self._clipping, batch.size)
+        # First the ledger, then the update: a crash in between overstates what was spent.
+        sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
+        try:
+            self._under_way.spend()
+            # Also if the optimizer fails: part of the update may be in the weights by then.
+            step = self._course.advance(batch)
+            sums, std = self._under_way.sums, sigma * self.sensitivity
+            self._release.update(sums, step=step, std=std, divisor=self._batch_size)
+        finally:
+            self._under_way.end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,9 @@ _FIELDS: dict[str, Any] = {
     "ledger": Mapping,
     "steps_taken": object,  # compared below
     "rng": torch.Tensor | None,
+    "digest": str,
 }
+_DIGESTED = ("settings", "position", "budget", "ledger", "steps_taken")
 _BUDGET_FIELDS: dict[str, Any] = {
     "noise_multiplier": float,
     "recorded": object,  # compared below
@@ -36,8 +40,14 @@ _LEDGER_FIELDS: dict[str, Any] = {"id": str, "adjacency": str, "events": Sequenc
 
 
 def stamped(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with what is needed to recognize it later."""
-    return {"format": _FORMAT, "quietgrad": __version__, **content}
+    """The content with what is needed to recognize it later, whole."""
+    return {"format": _FORMAT, "quietgrad": __version__, "digest": _digest(content), **content}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Of what the privacy of going on rests on. It finds damage; there is no secret in it."""
+    plain = json.dumps({part: state[part] for part in _DIGESTED}, sort_keys=True, default=repr)
+    return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -68,7 +78,15 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in "
             "its ledger. It was edited, or put together from two; restore a copy of it."
         )
-    saved = state["settings"]
+    _require_same_settings(state["settings"], settings)
+    if _digest(state) != state["digest"]:
+        raise EngineStateError(
+            "the state was altered since it was saved: its digest is not that of its budget, "
+            "ledger, settings and place in the data. Restore a copy of it."
+        )
+
+
+def _require_same_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if saved.get(name) != value:
             raise EngineStateError(
@@ -87,9 +105,9 @@ def require_file_of(saved: Mapping[str, Any], ledger: Ledger) -> None:
     """
     if saved.get("has_file") and not ledger.has_file and saved["id"] != ledger.id:
         raise EngineStateError(
-            "the state was saved by an engine that kept its ledger in a file, and this one has none: "
-            "steps taken after the state was saved would be forgotten. Pass ledger= that file (or, "
-            "if it is lost, a new one, knowing that such steps are not counted)."
+            "the state was saved by an engine that kept its ledger in a file, and this one has "
+            "none: steps taken after the state was saved would be forgotten. Pass ledger= that "
+            "file (or, if it is lost, a new one, knowing that such steps are not counted)."
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +26,8 @@ class BatchUnderWay:
         self._progress = Progress()
         self._batch: LogicalBatch | None = None
         self._sums: dict[str, Tensor] = {}
+        self._process = os.getpid()
+        self._is_adding = False
         self._is_torn = False
         self._is_spent = False
         self._nonfinite = 0
@@ -47,27 +51,61 @@ class BatchUnderWay:
         """A batch begins; the one before must have ended."""
         self.require_none()
         self._sums.clear()
-        self._batch, self._is_torn, self._is_spent = batch, False, False
+        self._batch, self._process = batch, os.getpid()
+        self._is_adding = self._is_torn = self._is_spent = False
         self._progress.begin(batch.micro_sizes)
 
-    def micro_batches(self) -> Iterator[tuple[int, Any]]:
-        """The micro-batches in order, each with its number of samples."""
+    def micro_batches(self, require_usable: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+        """The micro-batches in order, each with its number of samples.
+
+        Args:
+            require_usable: asked before each, and at the end: what a violated guard found is the
+                better explanation of a micro-batch that was not added.
+        """
         batch = self._batch
         assert batch is not None
         for content in batch:
+            require_usable()
             yield self._progress.fetch(), content
         if self._batch is batch:
+            require_usable()
             # Also the end must find all of them done, or a batch that is unpacked would be lost.
             self._progress.require_none_passed_over()
 
+    @contextmanager
+    def adding(self) -> Iterator[int]:
+        """The current micro-batch is being clipped, to be added before this ends; its size.
+
+        A loss function, or a hook in it, may call anything meanwhile, so this is marked first: what
+        it computes can be added once, and to the batch that it was begun for.
+        """
+        size = self.require_micro_batch()
+        self._is_adding = True
+        try:
+            yield size
+        finally:
+            self._is_adding = False
+
     def require_micro_batch(self) -> int:
         """The number of samples of the micro-batch that is to be added now."""
+        self._require_same_process()
+        if self._is_adding:
+            raise EngineStateError(
+                "backward() was called while it runs, by the loss function or by a hook: its "
+                "samples would be added twice. Call it once for each micro-batch, outside of the "
+                "function that computes the losses."
+            )
         size = self._progress.require_micro_batch()
         self._require_whole()
         return size
 
     def add(self, reduced: ClippedReducer) -> None:
         """Add the clipped sums of the current micro-batch."""
+        if not self._is_adding:
+            raise EngineStateError(
+                "the batch was dropped while backward() ran, by the loss function or by a hook: "
+                "nothing of it was added. Call engine.discard_batch() and take another."
+            )
         self._is_torn = True
         for name, total in reduced.grads.items():
             known = self._sums.get(name)
@@ -78,6 +116,7 @@ class BatchUnderWay:
 
     def require_complete(self) -> LogicalBatch:
         """The batch, once every sample in it has been added exactly once."""
+        self._require_same_process()
         self._progress.require_complete()
         self._require_whole()
         assert self._batch is not None
@@ -101,8 +140,16 @@ class BatchUnderWay:
     def end(self) -> None:
         """The batch is over."""
         self._sums.clear()
-        self._batch = None
+        self._batch, self._is_adding = None, False
         self._progress.end()
+
+    def _require_same_process(self) -> None:
+        """Two processes that release one batch would draw it once and say that it was twice."""
+        if self.is_begun and os.getpid() != self._process:
+            raise EngineStateError(
+                "this batch was begun by the process that this one was forked from, which may "
+                "release it: call engine.discard_batch() here and take another."
+            )
 
     def _require_whole(self) -> None:
         if self._is_torn or self._is_spent:

@@ -18,7 +18,8 @@ class Walk:
     Args:
         course: what moves on.
         under_way: where each batch is added up.
-        on_batch: called before each batch is begun; may refuse it.
+        on_batch: called before a batch is begun, and before and after each of its micro-batches;
+            may refuse to go on.
         on_micro_batch: called with the number of samples before a micro-batch is handed out, and
             with whether it is to be verified.
     """
@@ -69,7 +70,7 @@ class Walk:
         return True
 
     def _micro_batches_under_way(self) -> Iterator[Any]:
-        for size, content in self._under_way.micro_batches():
+        for size, content in self._under_way.micro_batches(self._on_batch):
             self._on_micro_batch(size, self._is_verification_due())
             yield content
 

@@ -48,10 +48,11 @@ def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> 
     model = subject.fresh_model()
     sink = _Keep({})
     session = Capture(model, thorough=verify)
+    batch = subject.select(subject.batch, list(places))
     try:
-        with subject.predictable():
+        with subject.mode.running(places, noting=False):
             session.begin(len(places), verify=verify)
-            losses = subject.loss_fn(model, subject.select(subject.batch, list(places)))
+            losses = subject.loss_fn(model, batch)
             operations = session.operations()
             session.backward(losses, sink)
     finally:

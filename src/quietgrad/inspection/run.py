@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count
+from quietgrad.capture.repetition import same_randomness
+from quietgrad.capture.session import _refuse_unusable as refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
 from quietgrad.grouping import Grouping
-from quietgrad.inspection.captured import Captured, capture, coverage
+from quietgrad.inspection.captured import capture, coverage
 from quietgrad.inspection.checks import CAPTURED, NEED_LOSSES, PLAIN
+from quietgrad.inspection.copies import copied
 from quietgrad.inspection.report import Coverage, Finding, Report, Verdict
-from quietgrad.inspection.samples import Select, count_samples, select_rows
+from quietgrad.inspection.samples import (
+    Select,
+    count_samples,
+    require_different,
+    select_rows,
+)
 from quietgrad.inspection.subject import LossFunction, Subject
 from quietgrad.strategies import Evaluator, Strategy
 
+_HOW_IT_WAS_CUT = (
+    "The batch was cut into samples by rows of all that is as long as it. If that cut something "
+    "else, such as class weights, pass select= to quietgrad.check."
+)
 OnCheck = Callable[[str], None]
 
 
@@ -46,8 +59,9 @@ def check(
 
     Args:
         model: as it is to be trained, in training mode. It is left as it was.
-        batch: what ``loss_fn`` takes: a tensor, or a tuple, list or dictionary with tensors that
-            have one row for each sample. At least two samples, and better ones that differ.
+        batch: what ``loss_fn`` takes: a tensor, or a tuple, list or dictionary with tensors or
+            arrays that have one row for each sample, or a list of samples that are no tensors. At
+            least two samples, not all alike.
         loss_fn: ``loss_fn(model, batch)`` returns one loss per sample, a 1-D tensor.
         clipping: as for the engine.
         grouping: as for the engine.
@@ -55,7 +69,8 @@ def check(
         strategy: as for the engine.
         samples: most samples to look at: the first ones of the batch.
         select: ``select(batch, places)`` makes a batch of some samples of another, where taking
-            rows of tensors will not do. Places may repeat.
+            rows of tensors will not do, because the batch is of another kind or holds tensors that
+            are as long as the batch and no samples (class weights). Places may repeat.
         on_check: told the name of each check as it begins.
 
     Returns:
@@ -63,12 +78,19 @@ def check(
         ``report.require_ok()``.
     """
     started = time.perf_counter()
+    _require_usable(model, loss_fn)
     Evaluator(strategy)  # refuses an unknown name
-    count = count_samples(batch)
+    try:
+        refuse_unusable(model)
+    except QuietgradError as error:
+        finding = Finding("capture", Verdict.FAULT, str(error))
+        return Report(0, (finding,), (), time.perf_counter() - started)
+    count = _count(model, batch, loss_fn) if select else count_samples(batch)
     if count < 2:
         raise ValueError(f"a batch of {count} sample: expected at least 2, to compare them")
-    choose = select or (lambda chosen, places: select_rows(chosen, places, count))
     kept = min(count, require_count("samples", samples, at_least=2))
+    choose = select or (lambda chosen, places: select_rows(chosen, places, count))
+    require_different(batch, range(kept), choose)
     subject = Subject(
         original=model,
         batch=batch,
@@ -79,38 +101,67 @@ def check(
         groups=groupings.resolve(grouping, model, radius),
         strategy=strategy,
     )
-    findings = list(_plain_findings(subject, on_check))
-    covered: tuple[Coverage, ...] = ()
     try:
-        on_check("capture")
-        captured = capture(subject, subject.everyone)
-    except QuietgradError as error:
-        findings.append(Finding("capture", Verdict.FAULT, str(error)))
-    else:
-        covered = coverage(subject, captured)
-        findings += _captured_findings(subject, captured, on_check)
-    findings.append(_randomness(subject))
+        findings, covered = _asked(subject, on_check)
+    except Exception as error:
+        if select is None:
+            error.add_note(_HOW_IT_WAS_CUT)
+        raise
     return Report(kept, tuple(findings), covered, time.perf_counter() - started)
 
 
-def _plain_findings(subject: Subject, on_check: OnCheck) -> Iterator[Finding]:
+def _require_usable(model: Any, loss_fn: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    if not callable(loss_fn):
+        raise ValueError(
+            f"loss_fn is a {type(loss_fn).__name__}: expected a function of model and batch"
+        )
+
+
+def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:
+    """As many as there are losses: how samples lie in such a batch, only its owner knows."""
+    with torch.no_grad(), same_randomness():
+        losses = loss_fn(copied(model, {}), batch)
+    if isinstance(losses, Tensor) and losses.ndim == 1:
+        return len(losses)
+    return count_samples(batch)
+
+
+def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Coverage, ...]]:
+    findings: list[Finding] = []
     has_losses = True
     for name, ask in PLAIN.items():
         on_check(name)
         if name in NEED_LOSSES and not has_losses:
-            yield Finding(name, Verdict.SKIPPED, "not asked: there is no loss per sample.")
+            findings.append(_without_losses(name))
             continue
-        found = list(ask(subject))
+        found = _answer(name, ask, subject)
         has_losses &= not (name == "loss" and any(f.verdict is Verdict.FAULT for f in found))
-        yield from found or [Finding(name, Verdict.OK, _what_holds(ask))]
-
-
-def _captured_findings(
-    subject: Subject, captured: Captured, on_check: OnCheck
-) -> Iterator[Finding]:
-    for name, ask in CAPTURED.items():
+        findings += found
+    if not has_losses:
+        return [*findings, _without_losses("capture")], ()
+    on_check("capture")
+    try:
+        captured = capture(subject, subject.everyone)
+    except QuietgradError as error:
+        return [*findings, Finding("capture", Verdict.FAULT, str(error)), _randomness(subject)], ()
+    for name, look in CAPTURED.items():
         on_check(name)
-        yield from list(ask(subject, captured)) or [Finding(name, Verdict.OK, _what_holds(ask))]
+        findings += _answer(name, look, subject, captured)
+    return [*findings, _randomness(subject)], coverage(subject, captured)
+
+
+def _answer(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) -> list[Finding]:
+    """What a check finds. Being refused by the library is an answer, too."""
+    try:
+        return list(ask(*about)) or [Finding(name, Verdict.OK, _what_holds(ask))]
+    except QuietgradError as error:
+        return [Finding(name, Verdict.FAULT, str(error))]
+
+
+def _without_losses(name: str) -> Finding:
+    return Finding(name, Verdict.SKIPPED, "not asked: there is no loss per sample.")
 
 
 def _randomness(subject: Subject) -> Finding:
@@ -118,7 +169,9 @@ def _randomness(subject: Subject) -> Finding:
     if not names:
         return Finding("randomness", Verdict.OK, "none was drawn.")
     return Finding(
-        "randomness", Verdict.OK, f"{names}: switched off for these comparisons, on in training."
+        "randomness",
+        Verdict.OK,
+        f"{names}: switched off or made repeatable for these comparisons, not in training.",
     )
 
 

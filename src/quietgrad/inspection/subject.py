@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.repetition import same_randomness
 from quietgrad.clipping import Clipping
 from quietgrad.grouping import Group
 from quietgrad.inspection.copies import Copies
@@ -37,7 +35,8 @@ class Subject:
         clipping: as in training.
         groups: as in training.
         strategy: as in training.
-        mode: switches randomness off, and remembers what there was of it.
+        mode: makes randomness repeatable, and remembers what there was of it.
+        answers: to questions that are asked once.
     """
 
     original: nn.Module
@@ -49,12 +48,7 @@ class Subject:
     groups: tuple[Group, ...]
     strategy: Strategy
     mode: Predictable = field(default_factory=Predictable)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.original, nn.Module):
-            raise ValueError(
-                f"model is a {type(self.original).__name__}: expected a torch.nn.Module"
-            )
+    answers: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @property
     def everyone(self) -> list[int]:
@@ -77,26 +71,33 @@ class Subject:
         return Copies(self.original, prepare)
 
     def losses(self, model: nn.Module, places: Sequence[int]) -> Tensor:
-        """The losses of some samples, by a copy of the model, without randomness."""
+        """The losses of some samples, by a copy of the model, with repeatable randomness."""
         batch = self.select(self.batch, list(places))
-        with self.predictable():
+        with self.mode.running(places):
             return self.loss_fn(model, batch)
 
-    def predictable(self) -> AbstractContextManager[None]:
-        """Runs in here draw the same every time, and leave the generators as they were."""
-        return _entered(same_randomness(), self.mode)
+    def use_key(self, key: int) -> None:
+        """From now on draw by this key, having seen which draws grow with the number of samples."""
+        self.mode.key = key
+        if self.mode.saw_draws and key not in self.answers.setdefault(Subject.use_key, set()):
+            self.answers[Subject.use_key].add(key)
+            for places in (self.everyone, self.everyone[:-1]):
+                with torch.no_grad():
+                    self.losses(self.fresh_model(), places)
 
     def gradients(self, losses: Tensor, model: nn.Module) -> dict[str, Tensor]:
         """The ordinary gradient of a sum of losses, by autograd; zero where there is none."""
         # Not by autograd.grad, which reentrant checkpointing refuses.
         model.zero_grad()
-        with self.predictable():
-            losses.sum().backward(retain_graph=True)
-        return {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        with self.mode.running(self.mode.draws.places):
+            losses.sum().backward()
+        found = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in model.named_parameters()
             if p.requires_grad
         }
+        model.zero_grad()
+        return found
 
     @property
     def tolerance(self) -> Tolerance:
@@ -107,9 +108,16 @@ class Subject:
         return Tolerance.of(dtypes)
 
 
-@contextmanager
-def _entered(*contexts: AbstractContextManager[Any]) -> Any:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+Answer = TypeVar("Answer")
+
+
+def asked_once(ask: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
+    """The answer is kept with the subject, for as long as that is."""
+
+    @wraps(ask)
+    def answer(subject: Subject) -> Answer:
+        if ask not in subject.answers:
+            subject.answers[ask] = ask(subject)
+        return subject.answers[ask]  # type: ignore[no-any-return]
+
+    return answer

@@ -8,59 +8,80 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from quietgrad.inspection.checks.wording import fault, named
-from quietgrad.inspection.mixing import mixing_module
+from quietgrad.inspection.checks.wording import draws_differ, fault, named
+from quietgrad.inspection.mixing import Change, mixing_module
+from quietgrad.inspection.predictable import KEYS
 from quietgrad.inspection.report import Finding
 from quietgrad.inspection.subject import Subject
 
 
 def independence(subject: Subject) -> Iterator[Finding]:
-    """Others' losses and gradients stay the same if one sample is removed or replaced."""
+    """Others' losses stay the same if one sample is removed or replaced."""
+    for key in KEYS if subject.mode.saw_draws else KEYS[:1]:
+        subject.use_key(key)
+        found = _with_these_draws(subject)
+        subject.use_key(KEYS[0])
+        if found:
+            yield found
+            return
+    if subject.mode.unaligned:
+        yield draws_differ("independence", "removed one sample", subject)
+
+
+def _with_these_draws(subject: Subject) -> Finding | None:
     first, *_, last = subject.everyone
-    others = subject.without(last)
-    model = subject.fresh_model()
-    losses = subject.losses(model, subject.everyone)
-    gradients = subject.gradients(losses[others], model)
-    found = _after_replacing(subject, first, losses.detach()) or _after_removing(
-        subject, last, losses.detach(), gradients
+    losses, gradients = _of_all_but(subject, last, subject.everyone)
+    return _after_replacing(subject, first, losses) or (
+        None if subject.mode.unaligned else _after_removing(subject, last, losses, gradients)
     )
-    if found:
-        yield found
+
+
+def _of_all_but(
+    subject: Subject, place: int, places: list[int]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Losses, and the gradients of all samples but one.
+
+    With the first key gradients are left out: they are compared one by one, when captured.
+    """
+    model = subject.fresh_model()
+    with torch.set_grad_enabled(subject.mode.key != KEYS[0]):
+        losses = subject.losses(model, places)
+    kept = [row for row, each in enumerate(places) if each != place]
+    return losses.detach(), subject.gradients(losses[kept], model) if losses.requires_grad else {}
 
 
 def _after_replacing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
-    others = subject.without(place)
-    replaced = [others[0] if each == place else each for each in subject.everyone]
+    change, others = Change.replacing(subject, place), subject.without(place)
     with torch.no_grad():
-        after = subject.losses(subject.fresh_model(), replaced)
+        after = subject.losses(subject.fresh_model(), change.after)
     if subject.tolerance.same_shape.agree(after[others], losses[others]):
         return None
-    return _mixed(subject, place, "replaced")
+    return _mixed(subject, change)
 
 
 def _after_removing(
     subject: Subject, place: int, losses: Tensor, gradients: dict[str, Tensor]
 ) -> Finding | None:
-    others = subject.without(place)
-    model = subject.fresh_model()
-    after = subject.losses(model, others)
-    if not subject.tolerance.agree(after, losses[others]):
-        return _mixed(subject, place, "removed")
-    name = subject.tolerance.first_difference(subject.gradients(after, model), gradients)
+    change = Change.removing(subject, place)
+    after, their_gradients = _of_all_but(subject, place, change.after)
+    if not subject.tolerance.agree(after, losses[change.after]):
+        return _mixed(subject, change)
+    name = subject.tolerance.first_difference(their_gradients, gradients)
     if name is not None:
-        return _mixed(subject, place, "removed", f"gradients for '{name}'")
+        return _mixed(subject, change, f"gradients for '{name}'")
     return None
 
 
-def _mixed(subject: Subject, place: int, what: str, changed: str = "losses") -> Finding:
-    found = f"when sample {place} is {what}, the {changed} of other samples change"
-    where = mixing_module(subject, place)
+def _mixed(subject: Subject, change: Change, changed: str = "losses") -> Finding:
+    found = f"when sample {change.place} is {change.word}, the {changed} of other samples change"
+    where = mixing_module(subject, change)
     if where is None:
         return fault(
             "independence",
             f"{found}: samples meet in the loss function, not in a module (a contrastive term, a "
             "mean or a weight over the batch, a division by the batch size).",
-            "Compute each sample's loss from that sample alone.",
+            "Compute each sample's loss from that sample alone. If the batch holds something else "
+            "that is as long as it (class weights, say), say with select= how it is cut.",
         )
     module = subject.original.get_submodule(where)
     return fault(
@@ -78,5 +99,5 @@ def _remedy_for(module: nn.Module) -> str:
         )
     return (
         "Something in its forward is computed over the batch (a mean, a sort, a softmax over "
-        "dimension 0, a cache). Compute it per sample, or from public data."
+        "dimension 0, a division by its size, a cache). Compute it per sample, or from public data."
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
 
 from quietgrad.capture import check_losses
 from quietgrad.errors import LossError
@@ -30,9 +33,15 @@ def loss(subject: Subject) -> Iterator[Finding]:
     try:
         check_losses(losses, subject.count)
     except LossError as error:
-        yield fault("loss", str(error))
+        yield fault("loss", str(error), _remedy_for(losses))
         return
-    if broken := (~losses.isfinite()).nonzero().flatten().tolist():
+    if not losses.isfinite().any():
+        yield fault(
+            "loss",
+            f"no loss is finite (that of sample 0 is {losses[0].item()}): nothing can be compared.",
+            "In training such samples are dropped before the noise, and nothing would be left.",
+        )
+    elif broken := (~losses.isfinite()).nonzero().flatten().tolist():
         yield Finding(
             "loss",
             Verdict.NOTE,
@@ -40,3 +49,12 @@ def loss(subject: Subject) -> Iterator[Finding]:
             "this batch).",
             "In training such samples are dropped before the noise; look into why.",
         )
+
+
+def _remedy_for(losses: Any) -> str:
+    if isinstance(losses, Tensor) and not losses.ndim:
+        return (
+            "If it is outputs.loss of a model that computes its own (transformers): call the model "
+            "without labels and compute the loss from .logits."
+        )
+    return ""

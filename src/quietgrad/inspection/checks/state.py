@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
 from quietgrad.inspection.checks.wording import fault, owner
 from quietgrad.inspection.report import Finding, Verdict
 from quietgrad.inspection.state import what_is_kept
@@ -21,9 +24,7 @@ def buffers(subject: Subject) -> Iterator[Finding]:
             "buffers",
             f"{listed} of {where}: updated from raw data in a training forward, and would leave "
             "with the model, without noise.",
-            "Keep it fixed: call .eval() on that module after model.train(), build it with "
-            "track_running_stats=False, or replace it by one that keeps nothing, such as GroupNorm "
-            "or LayerNorm.",
+            _remedy_for(_owner_of(subject, names[0])),
         )
     if counters := [name for name in kept.counters if name in held and not leaking]:
         listed = ", ".join(f"'{name}'" for name in counters[:5])
@@ -49,6 +50,19 @@ def memory(subject: Subject) -> Iterator[Finding]:
             "remembers them (a cache, a queue, running statistics).",
             "Compute everything from the batch at hand, or from public data.",
         )
+
+
+def _remedy_for(module: nn.Module) -> str:
+    if isinstance(module, _InstanceNorm):
+        return "Build it with track_running_stats=False, its default: it does not need them."
+    return (
+        "Keep it fixed: call .eval() on that module after model.train(), or replace it by one that "
+        "keeps nothing, such as GroupNorm or LayerNorm."
+    )
+
+
+def _owner_of(subject: Subject, buffer: str) -> nn.Module:
+    return subject.original.get_submodule(buffer.rpartition(".")[0])
 
 
 def _by_owner(subject: Subject, names: list[str]) -> Iterator[tuple[str, list[str]]]:

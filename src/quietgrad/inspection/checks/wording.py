@@ -3,11 +3,24 @@
 from torch import nn
 
 from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.subject import Subject
 
 
 def fault(check: str, what: str, remedy: str = "") -> Finding:
     """Something that would void the guarantee."""
     return Finding(check, Verdict.FAULT, what, remedy)
+
+
+def draws_differ(check: str, done: str, subject: Subject) -> Finding:
+    """What cannot be compared, because the model draws otherwise in a batch of another size."""
+    names = ", ".join(sorted(subject.mode.unaligned))
+    return Finding(
+        check,
+        Verdict.SKIPPED,
+        f"not {done}: what is drawn by {names} cannot be kept the same for a sample in a batch of "
+        "another size.",
+        "Check the model with that switched off as well.",
+    )
 
 
 def named(path: str, module: nn.Module) -> str:

@@ -1,0 +1,181 @@
+"""Models that draw: what is right passes, whatever it draws."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import quietgrad as qg
+from quietgrad.inspection import Verdict
+from quietgrad.inspection.predictable import KEYS, Predictable
+
+from .broken import D, Wrapped, cross_entropy, data
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+RANDOM = {
+    "dropout": lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "functional dropout": lambda: Wrapped(lambda x: F.dropout(x, 0.5)),
+    "feature dropout": lambda: Wrapped(lambda x: F.dropout1d(x.unsqueeze(2), 0.5).squeeze(2)),
+    "noise on activations": lambda: Wrapped(lambda x: x + torch.randn_like(x)),
+    "one draw for the whole batch": lambda: Wrapped(lambda x: x * torch.rand(())),
+    "one draw, in a batch of one": lambda: Wrapped(lambda x: x * torch.rand(1)),
+    "one draw for each column": lambda: Wrapped(lambda x: x * torch.rand(D)),
+    "as many draws as samples": lambda: Wrapped(lambda x: x + torch.rand(3).sum()),
+    "stochastic depth": lambda: Wrapped(lambda x: x * (0.9 + torch.rand(len(x), 1)).floor()),
+    "stochastic depth in place": lambda: Wrapped(
+        lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.5)
+    ),
+    "a mask by its probabilities": lambda: Wrapped(lambda x: x * torch.bernoulli(x.sigmoid())),
+    "gumbel softmax": lambda: Wrapped(lambda x: F.gumbel_softmax(x, dim=-1)),
+    "hard gumbel softmax": lambda: Wrapped(lambda x: F.gumbel_softmax(x, hard=True)),
+    "times of diffusion": lambda: Wrapped(lambda x: x * torch.randint(1, 10, (len(x), 1)) / 10),
+    "categories": lambda: Wrapped(
+        lambda x: x + torch.multinomial(x.detach().softmax(1), 2).sum(1, True)
+    ),
+    "categories for all": lambda: Wrapped(lambda x: x + torch.multinomial(torch.ones(9), 4).sum()),
+    "columns permuted": lambda: Wrapped(lambda x: x[:, torch.randperm(D)]),
+    "normal around each": lambda: Wrapped(lambda x: torch.normal(x.detach(), 1.0) * x),
+    "exponential": lambda: Wrapped(lambda x: x * torch.empty_like(x).exponential_(2.0)),
+    "sequence first": lambda: Wrapped(lambda x: x * torch.rand(4, len(x), 1).mean(0)),
+    "several rows for each": lambda: Wrapped(
+        lambda x: x * torch.rand(2 * len(x)).view(len(x), 2).sum(1, keepdim=True)
+    ),
+    "draws with gradients": lambda: Wrapped(
+        lambda x: x * torch.rand(len(x), 1, requires_grad=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_randomness_is_no_fault(name):
+    report = qg.check(RANDOM[name](), data(), cross_entropy)
+    assert report.ok, str(report)
+    assert "made repeatable" in report.findings[-1].what
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 1, dropout=0.5, batch_first=True)
+        self.recurrent = nn.LSTM(D, D, num_layers=2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x):
+        x = x.unsqueeze(1).expand(-1, 4, -1) * torch.arange(1.0, 5.0).view(1, 4, 1)
+        attended, _ = self.attention(x, x, x)
+        outputs, _ = self.recurrent(attended)
+        return self.head(outputs[:, -1])
+
+
+def test_dropout_inside_layers():
+    report = qg.check(Attending(), data(), cross_entropy)
+    assert report.ok, str(report)
+    assert "MultiheadAttention" in report.findings[-1].what
+    assert "LSTM" in report.findings[-1].what
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(D, D), nn.Dropout(), nn.Tanh(), nn.Linear(D, 3))
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def test_dropout_that_checkpointing_runs_again():
+    report = qg.check(Checkpointed(), data(), cross_entropy)
+    assert report.ok, str(report)
+
+
+def test_a_sample_draws_the_same_in_any_batch():
+    mode = Predictable()
+
+    def drawn(places):
+        with mode.running(places):
+            return torch.rand(2), torch.randn(len(places), 20)
+
+    for places in ([0, 1, 2], [0, 1]):
+        drawn(places)
+    shared, rows = drawn([0, 1, 2])
+    for places in ([1], [2, 0], [1, 1, 1]):
+        again, some = drawn(places)
+        assert torch.equal(again, shared)
+        assert torch.equal(some, rows[places])
+    assert not torch.equal(rows[0], rows[1])
+
+
+def test_single_numbers_are_drawn_from_both_ends():
+    mode = Predictable()
+    found = []
+    for mode.key in KEYS:
+        with mode.running([0, 1]):
+            found.append(float(torch.rand(1)))
+    assert found[0] < 0.05
+    assert found[1] > 0.95
+
+
+def test_draws_with_a_generator_are_left_alone():
+    mode = Predictable()
+    expected = torch.randn(3, generator=torch.Generator().manual_seed(4))
+    with mode.running([0], noting=False):
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(drawn, expected)
+    assert not mode.randomness
+
+
+def test_layers_that_start_at_zero_are_not_taken_for_random():
+    model = Wrapped(lambda x: x)
+    nn.init.zeros_(model.head.weight)
+    report = qg.check(model, data(), cross_entropy)
+    assert report.findings[-1].what == "none was drawn."
+
+
+def by_numpy(x):
+    return torch.as_tensor(np.random.rand(len(x), 1)).float()  # noqa: NPY002
+
+
+def by_random(x):
+    return torch.tensor([[random.random()] for _ in x])
+
+
+def by_gamma(x):
+    return torch.distributions.Gamma(2.0, torch.ones(len(x), 1)).sample()
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.head = nn.Linear(D, 3)
+        self.draw = draw
+
+    def forward(self, x):
+        return self.head(x * self.draw(x) if self.training else x)
+
+
+UNALIGNED = (by_numpy, by_random, by_gamma)
+
+
+@pytest.mark.parametrize("draw", UNALIGNED)
+def test_what_cannot_be_kept_the_same_is_skipped_not_blamed(draw):
+    report = qg.check(Drawing(draw), data(), cross_entropy)
+    assert report.ok, str(report)
+    skipped = {f.check for f in report.findings if f.verdict is Verdict.SKIPPED}
+    assert skipped == {"independence", "exactness", "sensitivity"}
+
+
+def test_generators_are_left_as_they_were():
+    model, batch = Drawing(by_numpy), data()
+    states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    qg.check(model, batch, cross_entropy)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (str(np.random.get_state()), random.getstate())  # noqa: NPY002

@@ -1,0 +1,108 @@
+"""Batches of any kind are cut into samples."""
+
+from collections import UserDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import quietgrad as qg
+
+from .broken import CLASSES, B, D, cross_entropy, data, plain
+
+WORDS = ["a", "bb", "ccc", "dddd"]
+
+
+def pick(batch, places):
+    return [batch[place] for place in places]
+
+
+def of_words(model, words):
+    return model(torch.tensor([[float(len(word))] * D for word in words])).pow(2).sum(1)
+
+
+def of_pairs(model, pairs):
+    return cross_entropy(
+        model, (torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
+    )
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def kinds():
+    x, y = data()
+    return {
+        "a tensor": (x, lambda m, b: m(b).pow(2).sum(1)),
+        "a dictionary": (
+            {"x": x, "y": y, "scale": 2.0},
+            lambda m, b: b["scale"] * cross_entropy(m, (b["x"], b["y"])),
+        ),
+        "a mapping": (UserDict(x=x, y=y), lambda m, b: cross_entropy(m, (b["x"], b["y"]))),
+        "a dataclass": (Pair(x, y), lambda m, b: cross_entropy(m, (b.x, b.y))),
+        "arrays": (
+            (x.numpy(), y.numpy()),
+            lambda m, b: cross_entropy(m, tuple(map(torch.as_tensor, b))),
+        ),
+        "words": (WORDS, of_words),
+        "words in a dictionary": (
+            {"words": WORDS, "y": torch.zeros(4)},
+            lambda m, b: of_words(m, b["words"]) + b["y"],
+        ),
+        "pairs": (list(zip(x, y.tolist(), strict=True)), of_pairs),
+    }
+
+
+@pytest.mark.parametrize("name", list(kinds()))
+def test_a_batch_of_this_kind(name):
+    torch.manual_seed(0)
+    batch, losses = kinds()[name]
+    report = qg.check(plain(), batch, losses)
+    assert report.ok, str(report)
+    assert report.samples == 3
+
+
+def test_with_select_a_batch_may_be_anything():
+    class Words:
+        def __init__(self, words):
+            self.words = words
+
+    report = qg.check(
+        plain(),
+        Words(WORDS),
+        lambda model, batch: of_words(model, batch.words),
+        select=lambda batch, places: Words(pick(batch.words, places)),
+        samples=9,
+    )
+    assert report.ok, str(report)
+    assert report.samples == len(WORDS)
+
+
+def test_weights_of_classes_need_select():
+    def losses(model, batch):
+        x, y, weights = batch
+        return F.cross_entropy(model(x), y, weights, reduction="none")
+
+    model = nn.Linear(D, B)
+    batch = (*data(), torch.rand(B))
+    with pytest.raises(RuntimeError, match="weight") as caught:
+        qg.check(model, batch, losses)
+    assert "select=" in caught.value.__notes__[0]
+    report = qg.check(
+        model, batch, losses, select=lambda b, places: (b[0][places], b[1][places], b[2])
+    )
+    assert report.ok, str(report)
+
+
+def test_samples_that_differ_in_one_thing_are_not_alike():
+    batch = torch.zeros(B, D), torch.arange(B) % CLASSES
+    assert qg.check(plain(), batch, cross_entropy).ok
+    same = [("x", np.zeros(2)), ("x", np.zeros(2))]
+    with pytest.raises(ValueError, match="all alike"):
+        qg.check(plain(), same, of_pairs)

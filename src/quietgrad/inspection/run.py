@@ -143,7 +143,7 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
         return [*findings, _without_losses("capture")], ()
     on_check("capture")
     try:
-        captured = capture(subject, subject.everyone)
+        captured = capture(subject, subject.captured)
     except QuietgradError as error:
         return [*findings, Finding("capture", Verdict.FAULT, str(error)), _randomness(subject)], ()
     for name, look in CAPTURED.items():

@@ -18,6 +18,8 @@ from quietgrad.inspection.samples import Select
 from quietgrad.inspection.tolerance import Tolerance
 from quietgrad.strategies import Strategy
 
+_FEW = 3
+
 LossFunction = Callable[[nn.Module, Any], Tensor]
 """``loss_fn(model, batch)``: one loss per sample."""
 
@@ -54,6 +56,15 @@ class Subject:
     def everyone(self) -> list[int]:
         """The places of all samples."""
         return list(range(self.count))
+
+    @property
+    def captured(self) -> list[int]:
+        """The places of those whose gradients are captured and compared.
+
+        Each costs as much as many runs of the model, and with few samples two of them will do:
+        whether samples meet is asked of all.
+        """
+        return self.everyone if self.count > _FEW else self.everyone[:2]
 
     def without(self, place: int) -> list[int]:
         """The places of all samples but one."""

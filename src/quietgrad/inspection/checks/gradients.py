@@ -23,7 +23,7 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
         yield draws_differ("exactness", "compared with batches of one", subject)
         return
     silent = True
-    for place in subject.everyone:
+    for place in subject.captured:
         model = subject.fresh_model()
         alone = subject.gradients(subject.losses(model, [place]), model)
         together = {name: captured.gradient(name, place, g) for name, g in alone.items()}
@@ -56,9 +56,9 @@ def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
     if subject.mode.unaligned:
         yield draws_differ("sensitivity", "left one sample out", subject)
         return
-    whole = clipped_sum(subject, captured, subject.count)
+    whole = clipped_sum(subject, captured, len(subject.captured))
     bound = sensitivity(subject.groups, subject.clipping)
-    *others, last = subject.everyone
+    *others, last = subject.captured
     change = _distance(whole, clipped_sum(subject, _captured_again(subject, others), len(others)))
     if not change <= bound * (1 + _ROUNDING):
         yield fault(

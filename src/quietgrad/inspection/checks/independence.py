@@ -28,52 +28,34 @@ def independence(subject: Subject) -> Iterator[Finding]:
         yield draws_differ("independence", "removed one sample", subject)
 
 
+@torch.no_grad()
 def _with_these_draws(subject: Subject) -> Finding | None:
+    """Gradients are compared elsewhere, sample by sample, with those of batches of one."""
     first, *_, last = subject.everyone
-    losses, gradients = _of_all_but(subject, last, subject.everyone)
+    losses = subject.losses(subject.fresh_model(), subject.everyone)
     return _after_replacing(subject, first, losses) or (
-        None if subject.mode.unaligned else _after_removing(subject, last, losses, gradients)
+        None if subject.mode.unaligned else _after_removing(subject, last, losses)
     )
-
-
-def _of_all_but(
-    subject: Subject, place: int, places: list[int]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses, and the gradients of all samples but one.
-
-    With the first key gradients are left out: they are compared one by one, when captured.
-    """
-    model = subject.fresh_model()
-    with torch.set_grad_enabled(subject.mode.key != KEYS[0]):
-        losses = subject.losses(model, places)
-    kept = [row for row, each in enumerate(places) if each != place]
-    return losses.detach(), subject.gradients(losses[kept], model) if losses.requires_grad else {}
 
 
 def _after_replacing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
     change, others = Change.replacing(subject, place), subject.without(place)
-    with torch.no_grad():
-        after = subject.losses(subject.fresh_model(), change.after)
+    after = subject.losses(subject.fresh_model(), change.after)
     if subject.tolerance.same_shape.agree(after[others], losses[others]):
         return None
     return _mixed(subject, change)
 
 
-def _after_removing(
-    subject: Subject, place: int, losses: Tensor, gradients: dict[str, Tensor]
-) -> Finding | None:
+def _after_removing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
     change = Change.removing(subject, place)
-    after, their_gradients = _of_all_but(subject, place, change.after)
-    if not subject.tolerance.agree(after, losses[change.after]):
-        return _mixed(subject, change)
-    name = subject.tolerance.first_difference(their_gradients, gradients)
-    if name is not None:
-        return _mixed(subject, change, f"gradients for '{name}'")
-    return None
+    after = subject.losses(subject.fresh_model(), change.after)
+    if subject.tolerance.agree(after, losses[change.after]):
+        return None
+    return _mixed(subject, change)
 
 
-def _mixed(subject: Subject, change: Change, changed: str = "losses") -> Finding:
-    found = f"when sample {change.place} is {change.word}, the {changed} of other samples change"
+def _mixed(subject: Subject, change: Change) -> Finding:
+    found = f"when sample {change.place} is {change.word}, the losses of other samples change"
     where = mixing_module(subject, change)
     if where is None:
         return fault(

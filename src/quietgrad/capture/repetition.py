@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class ModelCall:
         """
         args, kwargs = choose((self.args, self.kwargs))
         precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
-        opened = _open_gates(self.model)
+        opened = self._opened_gates
         with undisturbed(self.model), precision:
             if evaluating:
                 self.model.eval()
@@ -82,14 +83,21 @@ class ModelCall:
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         return Outcome(returned(outputs), buffers)
 
+    @cached_property
+    def _opened_gates(self) -> dict[str, Tensor]:
+        """Found once: no run changes parameters."""
+        generator = torch.Generator().manual_seed(0)
+        return {
+            name: (torch.randn(p.shape, generator=generator) * _usual_scale(p)).to(p)
+            for name, p in self.model.named_parameters()
+            if p.requires_grad and p.numel() and _is_nearly_closed(p)
+        }
 
-def _open_gates(model: nn.Module) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: (torch.randn(p.shape, generator=generator) * _usual_scale(p)).to(p)
-        for name, p in model.named_parameters()
-        if p.requires_grad and p.numel() and p.detach().abs().max() < _NEARLY_CLOSED
-    }
+
+def _is_nearly_closed(parameter: Tensor) -> bool:
+    values = parameter.detach()
+    low, high = torch.aminmax(torch.view_as_real(values) if values.is_complex() else values)
+    return bool(max(-low, high) < _NEARLY_CLOSED)
 
 
 def _usual_scale(parameter: Tensor) -> float:

@@ -92,9 +92,8 @@ class Subject:
         self.mode.key = key
         if self.mode.saw_draws and key not in self.answers.setdefault(Subject.use_key, set()):
             self.answers[Subject.use_key].add(key)
-            for places in (self.everyone, self.everyone[:-1]):
-                with torch.no_grad():
-                    self.losses(self.fresh_model(), places)
+            with torch.no_grad():  # a run of everyone comes next
+                self.losses(self.fresh_model(), self.everyone[:-1])
 
     def gradients(self, losses: Tensor, model: nn.Module) -> dict[str, Tensor]:
         """The ordinary gradient of a sum of losses, by autograd; zero where there is none."""

@@ -90,9 +90,8 @@ class Call:
         The samples are in one of the first ``dims`` dimensions of the output. A factor is made as
         ``make(rows, grad, *saved)``.
         """
-        managed = [(self._target_of(tensor), make) for tensor, make in uses]
-        kept = [Use(target, make) for target, make in managed if target is not None]
-        if not kept:
+        site = self.site(uses, output.shape, dims=dims, label=label)
+        if site is None:
             return output
         if output.is_complex():
             raise self.refuse(
@@ -100,9 +99,19 @@ class Call:
                 "Use real parameters and elementwise operations",
                 *(tensor for tensor, _ in uses),
             )
-        site = self._site(kept, label, output.shape, dims)
         detached = [tensor.detach() for tensor in saved]
         return tap_output(output, self._tape.token, site, detached)
+
+    def site(self, uses: Uses, shape: torch.Size, *, dims: int, label: str = "") -> Site | None:
+        """Where a gradient of this shape is to arrive; None if no tensor in ``uses`` is managed."""
+        managed = [(self._target_of(tensor), make) for tensor, make in uses]
+        kept = [Use(target, make) for target, make in managed if target is not None]
+        return self._site(kept, label, shape, dims) if kept else None
+
+    @property
+    def token(self) -> Tensor:
+        """What makes the backward pass reach a site, though nothing else may."""
+        return self._tape.token
 
     def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
         """A managed tensor broadcast to ``shape``; each sample gets its own gradient."""

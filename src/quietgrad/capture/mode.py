@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,25 @@ from quietgrad.errors import QuietgradError
 
 _NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class _Operation(NamedTuple):
+    """What does not change from call to call: looked up once, for there are many calls."""
+
+    only_tells: bool
+    reads_numbers: bool
+    writes: bool
+    makes_constants: bool
+
+
+@cache
+def _operation(func: Callable[..., Any]) -> _Operation:
+    return _Operation(
+        only_tells=func in derivation.METADATA or derivation.is_plain_property(func),
+        reads_numbers=func in _NUMBERS,
+        writes=is_in_place(func),
+        makes_constants=derivation.makes_constants(func),
+    )
 
 
 class CaptureMode(TorchFunctionMode):
@@ -52,7 +72,8 @@ class CaptureMode(TorchFunctionMode):
             raise
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in derivation.METADATA or derivation.is_plain_property(func):
+        operation = _operation(func)
+        if operation.only_tells:
             return func(*args, **kwargs)
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
@@ -61,11 +82,11 @@ class CaptureMode(TorchFunctionMode):
             with tape.provenance.watch.writing(args[:1]):
                 return func(*args)
         tape.functions.add(func)
-        if func in _NUMBERS and not tape.is_constant(args[0]):
+        if operation.reads_numbers and not tape.is_constant(args[0]):
             tape.reads_numbers = True
-        tensors = list(_tensors((*args, *kwargs.values())))
+        tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
         targets = [self._target_of(tensor, tape) for tensor in tensors]
-        if not torch.is_grad_enabled() or not any(targets):
+        if not any(targets) or not torch.is_grad_enabled():
             return self._run_plain(func, args, kwargs, tensors, targets, tape)
         if derivation.ignores_data(func) and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
@@ -101,7 +122,7 @@ class CaptureMode(TorchFunctionMode):
     def _target_of(self, value: Any, tape: Tape) -> Target | None:
         if not isinstance(value, Tensor):
             return None
-        if isinstance(value, nn.Parameter):
+        if type(value) is not Tensor and isinstance(value, nn.Parameter):
             return self._parameters.target(value) if value.requires_grad else None
         return tape.derived(value)
 
@@ -115,7 +136,8 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         written: list[Tensor] = []
-        if is_in_place(func):
+        operation = _operation(func)
+        if operation.writes:
             forbidden.check_write(tape, args[0], args[1:])
             written += tensors_in(args[0])
         if kwargs.get("out") is not None:
@@ -127,7 +149,7 @@ class CaptureMode(TorchFunctionMode):
         else:
             output = func(*args, **kwargs)
         # Without gradients a parameter is a constant like any other.
-        constant = derivation.makes_constants(func) or all(
+        constant = operation.makes_constants or all(
             target is not None or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
         )
@@ -135,9 +157,11 @@ class CaptureMode(TorchFunctionMode):
         return output
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            found += _tensors(value)
+    return found

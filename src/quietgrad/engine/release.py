@@ -43,9 +43,9 @@ class Release:
             self._noise.begin_step(step)
             trained = self._parameters
             totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
-            gradients = self._noise.add(totals, std)
+            gradients = self._noise.add(totals, std, divisor)
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
-                parameter.grad = gradient.div_(divisor).to(parameter.dtype)
+                parameter.grad = gradient.to(parameter.dtype)
             self._is_due = True
             self._optimizer.step()
         finally:

@@ -64,15 +64,10 @@ class Combined(Factor):
 
 def combine(factors: Sequence[Factor]) -> Factor:
     """One factor for all uses: uses of one kind merge, the rest stay side by side."""
-    merged: list[Factor] = []
+    alike: dict[object, list[Factor]] = {}
     for factor in factors:
-        for index, present in enumerate(merged):
-            union = _merge(present, factor)
-            if union is not None:
-                merged[index] = union
-                break
-        else:
-            merged.append(factor)
+        alike.setdefault(_kind_of(factor), []).append(factor)
+    merged = [_merged(uses) for uses in alike.values()]
     return merged[0] if len(merged) == 1 else Combined(merged)
 
 
@@ -103,14 +98,22 @@ def _materialized_dot(left: Factor, right: Factor) -> Tensor:
     return torch.stack(products)
 
 
-def _merge(left: Factor, right: Factor) -> Factor | None:
-    if isinstance(left, Outer) and isinstance(right, Outer) and left.groups == right.groups:
-        return left.concatenated(right)
-    if isinstance(left, Gather) and isinstance(right, Gather):
-        return left.concatenated(right)
-    if isinstance(left, Dense) and isinstance(right, Dense):
-        return Dense(left.grads + right.grads)
-    return None
+def _kind_of(factor: Factor) -> object:
+    """Equal for factors that can become one."""
+    if isinstance(factor, Outer):
+        return Outer, factor.groups
+    return type(factor) if isinstance(factor, (Gather, Dense)) else id(factor)
+
+
+def _merged(uses: Sequence[Factor]) -> Factor:
+    first, *others = uses
+    if isinstance(first, Outer):
+        return first.concatenated(*(use for use in others if isinstance(use, Outer)))
+    if isinstance(first, Gather):
+        return first.concatenated(*(use for use in others if isinstance(use, Gather)))
+    if others and isinstance(first, Dense):
+        return Dense(sum((use.materialize() for use in others), start=first.grads))
+    return first
 
 
 def _total(costs: Sequence[Cost]) -> Cost:

@@ -49,10 +49,13 @@ class Gather(Factor):
         size = float(self.batch * self.shape.numel())
         return Cost(size + 2.0 * self.values.numel(), size)
 
-    def concatenated(self, other: Gather) -> Gather:
-        """Two look-ups in one table are one look-up at more positions."""
-        ids = torch.cat([self.ids, other.ids], 1)
-        return Gather(ids, torch.cat([self.values, other.values], 1), self.shape)
+    def concatenated(self, *others: Gather) -> Gather:
+        """Several look-ups in one table are one look-up at more positions."""
+        if not others:
+            return self
+        ids = torch.cat([self.ids, *(other.ids for other in others)], 1)
+        values = torch.cat([self.values, *(other.values for other in others)], 1)
+        return Gather(ids, values, self.shape)
 
     def _keys(self) -> Tensor:
         offsets = torch.arange(self.batch, device=self.ids.device) * self.shape[0]

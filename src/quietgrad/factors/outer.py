@@ -79,10 +79,13 @@ class Outer(Factor):
         size = float(self.batch * self.shape.numel())
         return Cost(2.0 * self.positions * size, size)
 
-    def concatenated(self, other: Outer) -> Outer:
-        """Two uses of one parameter are one use at more positions."""
-        rows = torch.cat([self.rows, other.rows], 1)
-        return Outer(rows, torch.cat([self.cols, other.cols], 1), self.groups, self.shape)
+    def concatenated(self, *others: Outer) -> Outer:
+        """Several uses of one parameter are one use at more positions."""
+        if not others:
+            return self
+        rows = torch.cat([self.rows, *(other.rows for other in others)], 1)
+        cols = torch.cat([self.cols, *(other.cols for other in others)], 1)
+        return Outer(rows, cols, self.groups, self.shape)
 
     def grouped_view(self, batch: int, groups: int) -> tuple[Tensor, Tensor]:
         """Rows and columns as ``[B, groups, T, width]`` of an ungrouped block factor."""

@@ -38,12 +38,12 @@ class Noise(Protocol):
         Without one nothing changes.
         """
 
-    def add(self, totals: Sequence[Tensor], std: float) -> list[Tensor]:
+    def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
         """The totals with independent noise of standard deviation ``std`` in every entry.
 
-        The totals are used up: their memory may hold the result. It is float64 for a
-        float64 total and float32 for float32 and the half types: round to a half type after, not
-        before.
+        Both are divided, which costs nothing while they are in the cache. The totals are used up:
+        their memory may hold the result. It is float64 for a float64 total and float32 for float32
+        and the half types: round to a half type after, not before.
         """
 
 
@@ -64,6 +64,11 @@ def checked_std(std: float) -> float:
             " Choose a radius nearer to 1"
         )
     return float(std)
+
+
+def checked_divisor(divisor: float) -> float:
+    """What sums are divided by: a positive number."""
+    return float(require_positive("divisor", divisor))
 
 
 def grid_of(std: float, bits: int) -> float:

@@ -1,20 +1,25 @@
-"""Noise of ordinary statistical generators: for experiments, and for devices of their own."""
+"""Noise in the precision of the parameters: for experiments, and for devices of their own."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quietgrad.noise.contract import checked_std, released_dtype
+from quietgrad.keystream import BLOCK_BYTES, Words
+from quietgrad.noise.contract import checked_divisor, checked_std, released_dtype
 from quietgrad.noise.keys import CallKeys
+from quietgrad.noise.pieces import CHUNK, Piece, chunks_of, joined, room_for, write
+from quietgrad.noise.single_gaussians import SingleGaussians
+
+_BLOCKS = CHUNK * 4 // BLOCK_BYTES
 
 
 class FastNoise:
-    """Gaussian noise drawn where the total is: numpy's PCG64 on CPU, torch's generator elsewhere.
+    """Gaussian noise of single precision, drawn where the total is.
 
-    Good noise statistically, and seeded with the operating system's entropy; but who sees enough of
-    it could in principle tell the rest, and floats are released as they come.
+    On a CPU the bits are cryptographic, but a float has few digits: the tail ends at 6.6 standard
+    deviations, and sums are released as floats come, whose last bits may tell of the total. On
+    other devices it is torch's generator, and who sees enough of its noise could tell the rest.
 
     Args:
         seed: makes the noise reproducible. For tests and for comparing runs only.
@@ -29,20 +34,33 @@ class FastNoise:
         """With a seed, the noise of a step depends on its number only."""
         self._keys.begin_step(step)
 
-    def add(self, totals: Sequence[Tensor], std: float) -> list[Tensor]:
-        """The totals with noise, as floats come."""
-        std = checked_std(std)
-        return [_standard(t, self._keys.next()).mul_(std).add_(t) for t in totals]
+    def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
+        """The totals with noise, as floats come, divided."""
+        std, divisor = checked_std(std), checked_divisor(divisor)
+        here = [total for total in totals if total.device.type == "cpu"]
+        rooms = [room_for(total) for total in here]
+        _add_noise(chunks_of(here, rooms), self._keys.next(), std, divisor)
+        released = iter(rooms)
+        return [
+            next(released) if t.device.type == "cpu" else self._on_device(t, std, divisor)
+            for t in totals
+        ]
+
+    def _on_device(self, total: Tensor, std: float, divisor: float) -> Tensor:
+        seed = int.from_bytes(self._keys.next()[:8], signed=True)
+        noise = torch.empty(total.shape, dtype=released_dtype(total), device=total.device)
+        noise.normal_(generator=torch.Generator(total.device).manual_seed(seed))
+        return noise.mul_(std).add_(total).div_(divisor)
 
 
-def _standard(like: Tensor, key: bytes) -> Tensor:
-    dtype = released_dtype(like)
-    if like.device.type == "cpu":
-        # torch's own CPU generator uses only 32 bits of its seed, few enough to try them all.
-        generator = np.random.Generator(np.random.PCG64(int.from_bytes(key)))
-        drawn = np.float64 if dtype == torch.float64 else np.float32
-        values = generator.standard_normal(tuple(like.shape), dtype=drawn)
-        return torch.from_numpy(np.asarray(values))
-    source = torch.Generator(like.device).manual_seed(int.from_bytes(key[:8], signed=True))
-    noise = torch.empty(like.shape, dtype=dtype, device=like.device)
-    return noise.normal_(generator=source)
+def _add_noise(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
+    """Every chunk with the bits of its own place in the key's stream."""
+    sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
+    room = max((size + size % 2 for size in sizes), default=0)
+    words, gaussians = Words(room // 2), SingleGaussians(room)
+    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        bits = words.fill(key, index * _BLOCKS, (size + 1) // 2).view("<i4")
+        values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
+        total = joined(chunk)
+        values = values.double() if total.dtype == torch.float64 else values
+        write(values.add_(total, alpha=1 / divisor), chunk)

@@ -23,7 +23,7 @@ def linear(
             return output if bias is None else output + bias
     output = F.linear(input, call.value(weight), call.value(bias))
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
-    uses: Uses = [(weight, _weight_factor), (bias, bias_factor)]
+    uses: Uses = [(weight, weight_factor), (bias, bias_factor)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - 1, label=label)
 
 
@@ -51,7 +51,8 @@ def bias_factor(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
     return Dense(rows.split(grad, 1).sum(1, dtype=_sum_type(grad)))
 
 
-def _weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor:
+def weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor:
+    """The gradient of ``weight`` in ``input @ weight.T``."""
     return Outer(rows.split(grad, 1), rows.split(input, 1))
 
 

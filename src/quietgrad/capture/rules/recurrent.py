@@ -9,39 +9,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quietgrad.capture.call import Uses
+from quietgrad.capture.recurrence import GRU, LSTM, RELU, TANH, Kind, State, recurrence
 from quietgrad.capture.registry import Call, rule
-from quietgrad.capture.rules.linear import linear
+from quietgrad.capture.rules.linear import bias_factor, linear, weight_factor
 
 # One step: projected input, hidden projection, previous state -> new state (hidden first).
-State = tuple[Tensor, ...]
 Step = Callable[[Tensor, Callable[[Tensor], Tensor], State], State]
 
 
 @rule(torch.lstm)
 def lstm(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """All layers and directions of nn.LSTM, with or without projections."""
-    output, (hidden, cell) = _run_layers(call, input, args, _lstm_step)
+    output, (hidden, cell) = _run_layers(call, input, args, LSTM, _lstm_step)
     return output, hidden, cell
 
 
 @rule(torch.gru)
 def gru(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """All layers and directions of nn.GRU."""
-    output, (hidden,) = _run_layers(call, input, args, _gru_step)
+    output, (hidden,) = _run_layers(call, input, args, GRU, _gru_step)
     return output, hidden
 
 
 @rule(torch.rnn_tanh)
 def rnn_tanh(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """All layers and directions of nn.RNN with tanh."""
-    output, (hidden,) = _run_layers(call, input, args, _tanh_step)
+    output, (hidden,) = _run_layers(call, input, args, TANH, _tanh_step)
     return output, hidden
 
 
 @rule(torch.rnn_relu)
 def rnn_relu(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """All layers and directions of nn.RNN with relu."""
-    output, (hidden,) = _run_layers(call, input, args, _relu_step)
+    output, (hidden,) = _run_layers(call, input, args, RELU, _relu_step)
     return output, hidden
 
 
@@ -70,7 +71,7 @@ def rnn_relu_cell(call: Call, input: Tensor, hx: Tensor, *weights: Tensor) -> Te
 
 
 def _run_layers(
-    call: Call, input: Tensor, args: tuple[Any, ...], step: Step
+    call: Call, input: Tensor, args: tuple[Any, ...], kind: Kind, step: Step
 ) -> tuple[Tensor, State]:
     if isinstance(args[0], Tensor) and args[0].dtype == torch.int64:  # sizes of packed steps
         raise call.refuse(
@@ -96,6 +97,7 @@ def _run_layers(
                 initial,
                 cell,
                 has_biases,
+                kind,
                 step,
                 reverse=bool(direction),
                 index=index,
@@ -115,6 +117,7 @@ def _run_direction(
     state: State,
     cell: Sequence[Tensor],
     has_biases: bool,
+    kind: Kind,
     step: Step,
     *,
     reverse: bool,
@@ -124,19 +127,39 @@ def _run_direction(
     b_ih, b_hh = cell[2:4] if has_biases else (None, None)
     projection = cell[-1] if len(cell) in (3, 5) else None
     projected = linear(call, sequence, w_ih, b_ih, label=f"{index} input")
-
-    def recur(hidden: Tensor) -> Tensor:
-        return linear(call, hidden, w_hh, b_hh, label=f"{index} hidden")
-
+    inputs = projected.flip(0) if reverse else projected
+    if projection is None and _is_plain(call, projected, w_hh, b_hh):
+        outputs, final = _recur(call, kind, inputs, state, w_hh, b_hh, f"{index} hidden")
+        return outputs.flip(0) if reverse else outputs, final
     steps: list[Tensor] = []
-    inputs = projected.unbind(0)
-    for gates in reversed(inputs) if reverse else inputs:
-        state = step(gates, recur, state)
+    for gates in inputs.unbind(0):
+        state = step(gates, lambda h: linear(call, h, w_hh, b_hh, label=f"{index} hidden"), state)
         if projection is not None:
             hidden = linear(call, state[0], projection, label=f"{index} projection")
             state = (hidden, *state[1:])
         steps.append(state[0])
     return torch.stack(steps[::-1] if reverse else steps), state
+
+
+def _is_plain(call: Call, projected: Tensor, *weights: Tensor | None) -> bool:
+    """Whether one function can run all steps: in one precision, with weights that are no data."""
+    values = [call.value(weight) for weight in weights if weight is not None]
+    return not any(v.requires_grad or v.dtype != projected.dtype for v in values)
+
+
+def _recur(
+    call: Call,
+    kind: Kind,
+    projected: Tensor,
+    state: State,
+    weight: Tensor,
+    bias: Tensor | None,
+    label: str,
+) -> tuple[Tensor, State]:
+    uses: Uses = [(weight, weight_factor), (bias, bias_factor)]
+    site = call.site(uses, projected.shape, dims=2, label=label)
+    values = call.value(weight), call.value(bias)
+    return recurrence(kind, projected, state, *values, call.token, site)
 
 
 def _as_data(call: Call, state: State) -> State:

@@ -22,8 +22,8 @@ lint: setup
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
 
-bench: setup
-	$(BIN)/python benchmarks/step_time.py
+bench: $(VENV)/.stamp-bench
+	$(BIN)/quietgrad bench --out docs/benchmarks
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -43,3 +43,7 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.stamp-setup: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev,recipes,transformers]'
 	touch $@ $(VENV)/.stamp-demo
+
+$(VENV)/.stamp-bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[bench]'
+	touch $@

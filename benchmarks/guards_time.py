@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
+from quietgrad.benchmark import workloads
 from quietgrad.capture.buffers import BufferWatch
 from quietgrad.engine import engine as engine_module
 
@@ -31,12 +32,6 @@ class Block(nn.Module):
         """As usual."""
         hidden = F.relu(self.norms[0](self.first(x)))
         return F.relu(self.norms[1](self.second(hidden)) + self.skip(x))
-
-
-def mlp() -> nn.Module:
-    """784-1024-1024-10."""
-    widths = nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    return nn.Sequential(*widths)
 
 
 def resnet() -> nn.Module:
@@ -98,5 +93,5 @@ if __name__ == "__main__":
     BufferWatch.begin = timed("buffers", BufferWatch.begin)  # type: ignore[method-assign]
     BufferWatch.changed = timed("buffers", BufferWatch.changed)  # type: ignore[method-assign]
     engine_module.require_bounded = timed("sums", engine_module.require_bounded)
-    measure("mlp 784-1024-1024-10", mlp(), (784,), 256)
+    measure("mlp 784-1024-1024-10", workloads.resolve("mlp").build().model, (784,), 256)
     measure("resnet, 54 buffers", resnet(), (3, 32, 32), 64)

@@ -33,13 +33,20 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
+MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
+MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "strategies"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
-MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "errors"}
+MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
-MAY_IMPORT[""] = set(MAY_IMPORT) - {"recipes", "plots", "cli"}  # quietgrad/__init__.py itself
+MAY_IMPORT[""] = set(MAY_IMPORT) - {
+    "benchmark",
+    "recipes",
+    "plots",
+    "cli",
+}  # quietgrad/__init__.py itself
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

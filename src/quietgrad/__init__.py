@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
+    from quietgrad.planning import AutoGrouping, plan
 
 __all__ = [
+    "AutoGrouping",
     "ClippedSum",
     "PrivacyEngine",
     "QuietgradError",
@@ -38,17 +40,20 @@ __all__ = [
     "errors",
     "grouping",
     "per_sample_grads",
+    "plan",
     "sampling",
 ]
 
 _MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling"}
 _HOMES = {
+    "AutoGrouping": "planning",
     "ClippedSum": "functional",
     "PrivacyEngine": "engine",
     "check": "inspection",
     "clipped_sum": "functional",
     "detach": "capture",
     "per_sample_grads": "functional",
+    "plan": "planning",
 }
 
 

@@ -75,8 +75,7 @@ class ClippedReducer:
         # A norm of zero may stand for entries too small to square: no weight may enlarge those.
         effective = weights.where(norms != 0, 0.0)
         for name, factor in self._held[index].items():
-            self._evaluator.release(factor)
-            self.grads[name] = _sum(factor, effective, samples)
+            self.grads[name] = self._evaluator.weighted_sum(factor, effective, samples)
         self._held[index].clear()
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
@@ -99,12 +98,3 @@ def _root(squares: Tensor) -> Tensor:
     """Norms from their squares; where those have lost digits to underflow, a little more."""
     smallest = 1e6 * torch.finfo(squares.dtype).tiny
     return torch.where((squares > 0) & (squares < smallest), smallest, squares).sqrt()
-
-
-def _sum(factor: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
-    """The weighted sum over the finite samples: a NaN must not meet even a zero weight."""
-    if samples is None:
-        return factor.weighted_sum(weights)
-    if not len(samples):
-        return torch.zeros(factor.shape, dtype=weights.dtype, device=weights.device)
-    return factor.select(samples).weighted_sum(weights[samples])

@@ -3,17 +3,21 @@
 ``ghost``    norms from the factors, sums from the factors.
 ``keep``     materialize ``[B, *shape]`` once; norms and sums are read off it.
 ``discard``  materialize a few samples at a time for the norms; sums from the factors.
-``auto``     the cheapest of the three by a cost formula, within a memory budget.
+``auto``     whichever takes the least time, within a memory budget: by a cost formula, and among
+             those that it does not rule out by timing each on the first batches of a shape.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import time
+from collections.abc import Hashable
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from quietgrad.factors import Dense, Factor, cover_rounding
+from quietgrad.timings import Timings
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
 
@@ -24,30 +28,75 @@ DEFAULT_MEMORY_BUDGET = 1 << 30  # bytes of materialized gradients held at a tim
 _MEMORY_PASS = 120.0
 _KEEP_PASSES, _DISCARD_PASSES = 3.0, 1.0
 _CHUNK_FLOATS = 1 << 22
+# Formulas are not more wrong than this: what they find so much slower is not even tried.
+_WORTH_A_TRIAL = 4.0
+
+
+class Way(NamedTuple):
+    """A strategy, and how it materializes where there are several ways to."""
+
+    strategy: Strategy
+    how: str = ""
+
+
+class _Trial(NamedTuple):
+    """A way that is being timed, from the norms to the sum."""
+
+    key: Hashable
+    way: Way
+    samples: int
+    seconds: float
 
 
 class Evaluator:
-    """Evaluates factors one after the other, keeping what it holds within a memory budget."""
+    """Evaluates factors one after the other, keeping what it holds within a memory budget.
 
-    def __init__(self, strategy: Strategy, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> None:
+    Args:
+        strategy: the one to use, or ``"auto"``.
+        memory_budget: bytes of materialized gradients that may be held at a time.
+        timings: of earlier evaluations, to go by and to add to; without them formulas decide, and
+            the same is done in the same way each time.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        timings: Timings[Way] | None = None,
+    ) -> None:
         if strategy not in get_args(Strategy):
             names = ", ".join(get_args(Strategy))
             raise ValueError(f"strategy={strategy!r} is unknown: choose one of {names}")
         self._strategy: Strategy = strategy
-        self._budget = memory_budget
+        self._budget, self._timings = memory_budget, timings
         self._held = 0
+        self._trials: dict[int, _Trial] = {}
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
-        match self.choice(factor):
-            case "keep":
-                dense = Dense(factor.materialize())
-                self._held += _bytes_of(dense)
-                return dense.sq_norm(), dense
-            case "discard":
-                return cover_rounding(_sq_norm_in_chunks(factor), factor.magnitude()), factor
-            case _:
-                return factor.sq_norm(), factor
+        ways = self._ways(factor)
+        if self._timings is None or len(ways) == 1 or not _is_timed(factor):
+            return self._evaluate(factor, ways[0])
+        key = factor.signature()
+        way, is_trial = self._timings.choose(key, ways)
+        if not is_trial:
+            return self._evaluate(factor, way)
+        started = time.perf_counter()
+        squares, held = self._evaluate(factor, way)
+        seconds = time.perf_counter() - started
+        self._trials[id(held)] = _Trial(key, way, factor.batch, seconds)
+        return squares, held
+
+    def weighted_sum(self, held: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
+        """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned."""
+        trial = self._trials.pop(id(held), None)
+        self.release(held)
+        started = time.perf_counter()
+        total = _sum(held, weights, samples)
+        if trial is not None and self._timings is not None and samples is None:
+            seconds = trial.seconds + time.perf_counter() - started
+            self._timings.record(trial.key, trial.way, seconds / trial.samples)
+        return total
 
     def release(self, factor: Factor) -> None:
         """Tell that a factor returned by :meth:`evaluate` is no longer held."""
@@ -55,29 +104,72 @@ class Evaluator:
             self._held = max(0, self._held - _bytes_of(factor))
 
     def choice(self, factor: Factor) -> Strategy:
-        """How a factor would be evaluated now."""
+        """How a factor would be evaluated now, by the formulas."""
+        return self._ways(factor)[0].strategy
+
+    def _evaluate(self, factor: Factor, way: Way) -> tuple[Tensor, Factor]:
+        match way.strategy:
+            case "keep":
+                dense = Dense(factor.materializers()[way.how]())
+                self._held += _bytes_of(dense)
+                return dense.sq_norm(), dense
+            case "discard":
+                squares = _sq_norm_in_chunks(factor, way.how)
+                return cover_rounding(squares, factor.magnitude()), factor
+            case _:
+                return factor.sq_norm(), factor
+
+    def _ways(self, factor: Factor) -> list[Way]:
+        """Those that come into question, the cheapest by the formulas first."""
         if isinstance(factor, Dense):
-            return "ghost"
+            return [Way("ghost")]
+        costs = self._costs(factor)
         if self._strategy != "auto":
-            return self._strategy
+            costs = {self._strategy: 0.0}
+        cheapest = min(costs.values())
+        worthwhile = sorted(
+            (strategy for strategy, cost in costs.items() if cost <= _WORTH_A_TRIAL * cheapest),
+            key=lambda strategy: costs[strategy],
+        )
+        hows = tuple(factor.materializers())
+        return [
+            Way(strategy, how)
+            for strategy in worthwhile
+            for how in (("",) if strategy == "ghost" else hows)
+        ]
+
+    def _costs(self, factor: Factor) -> dict[Strategy, float]:
         ghost, dense = factor.sq_norm_cost(), factor.materialize_cost()
-        costs: dict[Strategy, float] = {
-            "ghost": ghost.flops + _MEMORY_PASS * ghost.floats,
-            "discard": dense.flops + _MEMORY_PASS * _DISCARD_PASSES * dense.floats,
-        }
+        costs: dict[Strategy, float] = {"ghost": ghost.flops + _MEMORY_PASS * ghost.floats}
         if self._held + 4 * dense.floats <= self._budget:
             # The weighted sum is then read off the kept gradients, which saves its flops.
             costs["keep"] = _MEMORY_PASS * _KEEP_PASSES * dense.floats
-        return min(costs, key=lambda name: costs[name])
+        else:
+            costs["discard"] = dense.flops + _MEMORY_PASS * _DISCARD_PASSES * dense.floats
+        return costs
 
 
-def _sq_norm_in_chunks(factor: Factor) -> Tensor:
+def _is_timed(factor: Factor) -> bool:
+    """Other devices work while the clock runs on."""
+    return factor.batch > 0 and factor.device.type == "cpu"
+
+
+def _sq_norm_in_chunks(factor: Factor, how: str) -> Tensor:
     chunk = max(1, _CHUNK_FLOATS // max(1, factor.shape.numel()))
     parts = [
-        Dense(factor.select(slice(start, start + chunk)).materialize()).sq_norm()
+        Dense(factor.select(slice(start, start + chunk)).materializers()[how]()).sq_norm()
         for start in range(0, factor.batch, chunk)
     ]
     return torch.cat(parts)
+
+
+def _sum(factor: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
+    """The weighted sum over the finite samples: a NaN must not meet even a zero weight."""
+    if samples is None:
+        return factor.weighted_sum(weights)
+    if not len(samples):
+        return torch.zeros(factor.shape, dtype=weights.dtype, device=weights.device)
+    return factor.select(samples).weighted_sum(weights[samples])
 
 
 def _bytes_of(factor: Dense) -> int:

@@ -20,161 +20,158 @@ from quietgrad.capture.tape import Site
 State = tuple[Tensor, ...]
 """The hidden state; for an LSTM followed by the cell."""
 
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
 
 class Kind(ABC):
     """One kind of recurrent layer: what it does in a step, and the derivative of that.
 
-    ``gates`` counts how many times the hidden size its projections are wide. All tensors have the
-    steps first, then the samples.
+    Tensors of one step have the samples first. Results are written where they are to stay, for
+    there are many steps.
+
+    Attributes:
+        gates: how many times as wide as the hidden state its projections are.
+        kept: how many times as wide is what the backward needs of a step.
     """
 
     gates: int
+    kept: int
 
     @abstractmethod
     def forward(
-        self, projected: Tensor, recur: Callable[[Tensor], Tensor], state: State
-    ) -> tuple[State, Tensor]:
-        """The next state, and what the backward needs of this step, side by side."""
-
-    @abstractmethod
-    def prepare(self, kept: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        """What the derivatives of all steps have in common, computed for all at once.
+        self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
+    ) -> None:
+        """Write the state after a step, and what its derivative needs.
 
         Args:
-            kept: what the forward kept of each step.
-            hidden: the hidden states that the steps began with.
-            cell: the cells that they began with, where there are any.
+            projected: the projected input.
+            recurrent: the projected hidden state; may be overwritten.
+            before: the state before.
+            after: where to write the one after.
+            keep: where to write what the backward needs.
         """
 
     @abstractmethod
     def backward(
-        self, prepared: State, grads: State, projected: Tensor, recurrent: Tensor
+        self, keep: Tensor, before: State, grads: State, projected: Tensor, recurrent: Tensor
     ) -> State:
-        """From the gradients of a step's state to those of what it began with.
+        """From the gradients of the state after a step to those of the state before it.
 
         Args:
-            prepared: of this step.
-            grads: of the state after it.
+            keep: what the forward kept.
+            before: the state before.
+            grads: of the state after.
             projected: where to write the gradient of the projected input.
             recurrent: where to write that of the projected hidden state.
 
         Returns:
-            The part of the state before that does not pass through the recurrent weights; for the
-            hidden state it may be a scalar zero.
+            The part that does not pass through the recurrent weights; for the hidden state it may
+            be a scalar zero.
         """
 
 
 class Plain(Kind):
     """nn.RNN, with tanh or relu."""
 
-    gates = 1
+    gates = kept = 1
 
-    def __init__(self, activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]):
-        self._activation, self._slope = activation, slope
+    def __init__(
+        self,
+        activate: Callable[[Tensor], Tensor],
+        derive: Callable[[Tensor, Tensor, Tensor], object],
+    ) -> None:
+        self._activate, self._derive = activate, derive
 
     def forward(
-        self, projected: Tensor, recur: Callable[[Tensor], Tensor], state: State
-    ) -> tuple[State, Tensor]:
-        hidden = self._activation(projected + recur(state[0]))
-        return (hidden,), hidden
-
-    def prepare(self, kept: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        return (self._slope(kept),)
+        self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
+    ) -> None:
+        keep.copy_(self._activate(recurrent.add_(projected)))
+        after[0].copy_(keep)
 
     def backward(
-        self, prepared: State, grads: State, projected: Tensor, recurrent: Tensor
+        self, keep: Tensor, before: State, grads: State, projected: Tensor, recurrent: Tensor
     ) -> State:
-        torch.mul(grads[0], prepared[0], out=projected)
+        self._derive(grads[0], keep, projected)
         recurrent.copy_(projected)
         return (grads[0].new_zeros(()),)
 
 
 class Gru(Kind):
-    """nn.GRU: reset gate, update gate, candidate."""
+    """nn.GRU: reset gate, update gate, candidate; of the recurrent part the last third is kept."""
 
-    gates = 3
+    gates, kept = 3, 4
 
     def forward(
-        self, projected: Tensor, recur: Callable[[Tensor], Tensor], state: State
-    ) -> tuple[State, Tensor]:
-        (hidden,) = state
-        width = hidden.shape[-1]
-        recurrent = recur(hidden)
-        both = (projected[:, : 2 * width] + recurrent[:, : 2 * width]).sigmoid_()
-        reset, update = both.split(width, 1)
-        share = recurrent[:, 2 * width :]
-        candidate = torch.addcmul(projected[:, 2 * width :], reset, share).tanh_()
-        after = torch.lerp(candidate, hidden, update)
-        return (after,), torch.cat([both, candidate, share], 1)
-
-    def prepare(self, kept: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        reset, update, candidate, share = kept.chunk(4, 2)
-        by_update = (hidden - candidate).mul_(update * (1 - update))
-        by_candidate = (1 - update) * (1 - candidate.square())
-        by_reset = (1 - reset).mul_(reset).mul_(share)
-        return torch.cat([by_candidate, by_update], 2), by_reset, reset, update
+        self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
+    ) -> None:
+        width = before[0].shape[1]
+        reset, update, candidate, share = keep.split(width, 1)
+        gates = keep[:, : 2 * width]
+        torch.add(projected[:, : 2 * width], recurrent[:, : 2 * width], out=gates).sigmoid_()
+        share.copy_(recurrent[:, 2 * width :])
+        torch.addcmul(projected[:, 2 * width :], reset, share, out=candidate).tanh_()
+        torch.lerp(candidate, before[0], update, out=after[0])
 
     def backward(
-        self, prepared: State, grads: State, projected: Tensor, recurrent: Tensor
+        self, keep: Tensor, before: State, grads: State, projected: Tensor, recurrent: Tensor
     ) -> State:
         (grad,) = grads
-        both, by_reset, reset, update = prepared
-        width = grad.shape[-1]
-        candidate = projected[:, 2 * width :]
-        torch.mul(grad, both[:, :width], out=candidate)
-        torch.mul(grad, both[:, width:], out=projected[:, width : 2 * width])
-        torch.mul(candidate, by_reset, out=projected[:, :width])
+        width = grad.shape[1]
+        reset, update, candidate, share = keep.split(width, 1)
+        by_reset, by_update, by_candidate = projected.split(width, 1)
+        kept = grad * update
+        _sigmoid_backward((before[0] - candidate).mul_(grad), update, grad_input=by_update)
+        _tanh_backward(grad - kept, candidate, grad_input=by_candidate)
+        _sigmoid_backward(by_candidate * share, reset, grad_input=by_reset)
         recurrent[:, : 2 * width].copy_(projected[:, : 2 * width])
-        torch.mul(candidate, reset, out=recurrent[:, 2 * width :])
-        return (grad * update,)
+        torch.mul(by_candidate, reset, out=recurrent[:, 2 * width :])
+        return (kept,)
 
 
 class Lstm(Kind):
-    """nn.LSTM: input gate, forget gate, candidate, output gate."""
+    """nn.LSTM: input gate, forget gate, candidate, output gate; and the cell as it is shown."""
 
-    gates = 4
+    gates, kept = 4, 5
 
     def forward(
-        self, projected: Tensor, recur: Callable[[Tensor], Tensor], state: State
-    ) -> tuple[State, Tensor]:
-        hidden, cell = state
-        width = hidden.shape[-1]
-        values = projected + recur(hidden)
-        values[:, : 2 * width].sigmoid_()
-        values[:, 2 * width : 3 * width].tanh_()
-        values[:, 3 * width :].sigmoid_()
-        enter, forget, candidate, leave = values.split(width, 1)
-        after = torch.addcmul(forget * cell, enter, candidate)
-        shown = after.tanh()
-        return (leave * shown, after), torch.cat([values, shown], 1)
-
-    def prepare(self, kept: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        enter, forget, candidate, leave, shown = kept.chunk(5, 2)
-        by_cell = torch.cat(
-            [
-                candidate * enter * (1 - enter),
-                cell * forget * (1 - forget),
-                enter * (1 - candidate.square()),
-            ],
-            2,
-        )
-        return by_cell, leave * (1 - shown.square()), shown * leave * (1 - leave), forget
+        self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
+    ) -> None:
+        width = before[0].shape[1]
+        torch.add(projected, recurrent, out=keep[:, : 4 * width])
+        enter, forget, candidate, leave, shown = keep.split(width, 1)
+        keep[:, : 2 * width].sigmoid_()
+        candidate.tanh_()
+        leave.sigmoid_()
+        torch.mul(forget, before[1], out=after[1]).addcmul_(enter, candidate)
+        torch.tanh(after[1], out=shown)
+        torch.mul(leave, shown, out=after[0])
 
     def backward(
-        self, prepared: State, grads: State, projected: Tensor, recurrent: Tensor
+        self, keep: Tensor, before: State, grads: State, projected: Tensor, recurrent: Tensor
     ) -> State:
-        by_cell, shown, by_leave, forget = prepared
         hidden, cell = grads
-        width = hidden.shape[-1]
-        cell = torch.addcmul(cell, hidden, shown)
-        torch.mul(cell.repeat(1, 3), by_cell, out=projected[:, : 3 * width])
-        torch.mul(hidden, by_leave, out=projected[:, 3 * width :])
+        width = hidden.shape[1]
+        enter, forget, candidate, leave, shown = keep.split(width, 1)
+        by_enter, by_forget, by_candidate, by_leave = projected.split(width, 1)
+        cell = torch.ops.aten.tanh_backward(hidden * leave, shown).add_(cell)
+        _sigmoid_backward(hidden * shown, leave, grad_input=by_leave)
+        _sigmoid_backward(cell * candidate, enter, grad_input=by_enter)
+        _sigmoid_backward(cell * before[1], forget, grad_input=by_forget)
+        _tanh_backward(cell * enter, candidate, grad_input=by_candidate)
         recurrent.copy_(projected)
         return hidden.new_zeros(()), cell * forget
 
 
-TANH = Plain(torch.tanh, lambda y: 1 - y.square())
-RELU = Plain(torch.relu, lambda y: (y > 0).to(y.dtype))
+def _derive_tanh(grad: Tensor, output: Tensor, out: Tensor) -> None:
+    _tanh_backward(grad, output, grad_input=out)
+
+
+def _derive_relu(grad: Tensor, output: Tensor, out: Tensor) -> None:
+    torch.mul(grad, output > 0, out=out)
+
+
+TANH, RELU = Plain(torch.tanh_, _derive_tanh), Plain(torch.relu_, _derive_relu)
 GRU, LSTM = Gru(), Lstm()
 
 
@@ -218,45 +215,46 @@ class _Recurrence(torch.autograd.Function):
         bias: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        transposed = weight.t()
-
-        def recur(hidden: Tensor) -> Tensor:
-            if bias is None:
-                return hidden @ transposed
-            return torch.addmm(bias, hidden, transposed)
-
-        states, kept = [state], []
-        for inputs in projected.unbind(0):
-            after, keep = kind.forward(inputs, recur, states[-1])
-            states.append(after)
-            kept.append(keep)
-        hidden, *cells = (torch.stack(column) for column in zip(*states, strict=True))
+        steps, batch = projected.shape[:2]
+        width = weight.shape[1]
+        keep = projected.new_empty(steps, batch, kind.kept * width)
+        states = tuple(projected.new_empty(steps + 1, batch, width) for _ in state)
+        for room, initial in zip(states, state, strict=True):
+            room[0].copy_(initial)
+        added = projected.new_zeros(()) if bias is None else bias
+        recurrent, transposed = projected.new_empty(batch, len(weight)), weight.t()
+        for step in range(steps):
+            torch.addmm(added, states[0][step], transposed, out=recurrent)
+            before, after = (tuple(s[i] for s in states) for i in (step, step + 1))
+            kind.forward(projected[step], recurrent, before, after, keep[step])
         ctx.kind, ctx.site = kind, site
-        ctx.save_for_backward(weight, torch.stack(kept), hidden, *(cell[:-1] for cell in cells))
+        ctx.save_for_backward(weight, keep, *states)
         ctx.set_materialize_grads(False)
+        hidden, *cells = states
         return hidden[1:].clone(), *(cell[-1].clone() for cell in cells)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, kept, hidden, *cells = ctx.saved_tensors
-        before = hidden[:-1]
+        kind: Kind = ctx.kind
+        weight, keep, *states = ctx.saved_tensors
+        inputs = (states[0][:-1],)
         if all(grad is None for grad in grads):
             if ctx.site is not None:
-                ctx.site.receive(None, (before,))
-            return (None,) * (6 + len(grads))
-        kind: Kind = ctx.kind
-        prepared = kind.prepare(kept, before, cells[0] if cells else before)
-        arriving = before.new_zeros(before.shape) if grads[0] is None else grads[0]
-        later = [torch.zeros_like(before[0]) if g is None else g for g in grads[1:]]
-        later = [torch.zeros_like(before[0]), *later]
-        shape = (*before.shape[:2], kind.gates * before.shape[2])
-        projected, recurrent = before.new_empty(shape), before.new_empty(shape)
-        steps = list(zip(*(part.unbind(0) for part in prepared), strict=True))
-        for step in reversed(range(len(steps))):
-            current = (arriving[step] + later[0], *later[1:])
-            rest = kind.backward(steps[step], current, projected[step], recurrent[step])
+                ctx.site.receive(None, inputs)
+            return (None,) * (6 + len(states))
+        steps, batch = keep.shape[:2]
+        none = torch.zeros_like(states[0][0])
+        later = [none, *(none if grad is None else grad for grad in grads[1:])]
+        projected = keep.new_empty(steps, batch, len(weight))
+        recurrent = torch.empty_like(projected)
+        for step in reversed(range(steps)):
+            arriving = later[0] if grads[0] is None else later[0] + grads[0][step]
+            before = tuple(state[step] for state in states)
+            rest = kind.backward(
+                keep[step], before, (arriving, *later[1:]), projected[step], recurrent[step]
+            )
             later = [torch.addmm(rest[0], recurrent[step], weight), *rest[1:]]
         if ctx.site is not None:
-            ctx.site.receive(recurrent, (before,))
+            ctx.site.receive(recurrent, inputs)
         return (None, projected, None, None, None, None, *later)

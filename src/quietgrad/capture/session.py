@@ -111,15 +111,15 @@ class Capture:
                 "accumulated. Call model.train() before computing the losses."
             )
         try:
-            self.check_trainable_set()
-            self._refuse_foreign_gradients()
+            trained = self.check_trainable_set()
+            _refuse_foreign_gradients(trained)
             self._refuse_written_buffers()
             self._refuse_kept_data(tape)
             self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             tape.collect(losses, sink)
             self._refuse_written_buffers()
-            self._refuse_escaped_gradients()
+            _refuse_escaped_gradients(trained)
         except BaseException:
             self._clear_gradients()
             raise
@@ -130,8 +130,8 @@ class Capture:
         """For every parameter the operations that used it since :meth:`begin`."""
         return self._tape.operations()
 
-    def check_trainable_set(self) -> None:
-        """Refuse to go on if a parameter was frozen or unfrozen since attaching."""
+    def check_trainable_set(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters; refuses to go on if one was frozen or unfrozen."""
         now = self.parameters.trainable()
         _refuse_hooks(now)
         changed = sorted(set(now) ^ set(self._names))
@@ -142,6 +142,7 @@ class Capture:
                 "all). Noise and sensitivity were set up for the parameters that were trainable "
                 "then: detach, change requires_grad, and attach again."
             )
+        return now
 
     # -- called by the hooks -------------------------------------------------------------------
 
@@ -196,15 +197,6 @@ class Capture:
             self.on_refusal(error)
             raise
 
-    def _refuse_foreign_gradients(self) -> None:
-        for name, parameter in self.parameters.trainable().items():
-            if parameter.grad is not None:
-                raise StrayGradientError(
-                    f"parameter '{name}' already holds a .grad that did not come from quietgrad. "
-                    "Call optimizer.zero_grad() first; gradients may only come from backward() of "
-                    "the engine."
-                )
-
     @contextmanager
     def _paused(self) -> Iterator[None]:
         """The model runs without being captured."""
@@ -235,16 +227,6 @@ class Capture:
         name = self._provenance.watch.changed(self._provenance.is_known_constant)
         if name is not None:
             raise forbidden.raw_data_refusal(name)
-
-    def _refuse_escaped_gradients(self) -> None:
-        escaped = [n for n, p in self.parameters.trainable().items() if p.grad is not None]
-        if escaped:
-            raise EscapedGradientError(
-                f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
-                "model's forward (in the loss, or through model.forward(...) instead of "
-                "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
-                "parameters only inside a forward called as model(...), after model.train()."
-            )
 
 
 class _Hook:
@@ -319,6 +301,27 @@ def _refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
                 "gradients do not pass through it. Remove it; to keep rows or entries fixed, "
                 "multiply by a mask in the forward, or freeze the parameter."
             )
+
+
+def _refuse_foreign_gradients(trained: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in trained.items():
+        if parameter.grad is not None:
+            raise StrayGradientError(
+                f"parameter '{name}' already holds a .grad that did not come from quietgrad. "
+                "Call optimizer.zero_grad() first; gradients may only come from backward() of "
+                "the engine."
+            )
+
+
+def _refuse_escaped_gradients(trained: Mapping[str, nn.Parameter]) -> None:
+    escaped = [n for n, p in trained.items() if p.grad is not None]
+    if escaped:
+        raise EscapedGradientError(
+            f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
+            "model's forward (in the loss, or through model.forward(...) instead of "
+            "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
+            "parameters only inside a forward called as model(...), after model.train()."
+        )
 
 
 def check_losses(losses: Any, batch: int | None = None) -> None:

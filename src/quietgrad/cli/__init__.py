@@ -16,6 +16,11 @@ COMMANDS = {
         "check",
         "Find what would void the guarantee, before data is spent.",
     ),
+    "plan": LazyCommand(
+        "quietgrad.cli.plan_groups",
+        "plan",
+        "Find groups and a physical batch size for a memory budget.",
+    ),
     "audit": LazyCommand(
         "quietgrad.cli.audit",
         "audit",
@@ -35,6 +40,11 @@ COMMANDS = {
         "quietgrad.cli.tune_cost",
         "tune_cost",
         "What a random search costs if only its best run is released.",
+    ),
+    "bench": LazyCommand(
+        "quietgrad.cli.bench",
+        "bench",
+        "Time and memory of a private step over a plain one.",
     ),
     "ledger": LazyCommand(
         "quietgrad.cli.ledger",

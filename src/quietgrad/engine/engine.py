@@ -47,9 +47,11 @@ from quietgrad.errors import (
     QuietgradError,
 )
 from quietgrad.grouping import Group, Grouping
+from quietgrad.planning.auto import Example, resolved
 from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy, Way
+from quietgrad.timings import Timings
 
 
 class PrivacyEngine:
@@ -85,7 +87,10 @@ class PrivacyEngine:
             otherwise, ``"replace-one"`` or ``"zero-out-one"``.
         accountant: What the target and :meth:`epsilon` are computed with.
         clipping: Clipping function, by name or as an object with options.
-        grouping: Grouping of parameters, by name or as an object with radii.
+        grouping: Grouping of parameters, by name or as an object with radii. ``"auto"`` is planned
+            for ``example``.
+        example: For ``grouping="auto"``: ``(batch, loss_fn)``, a few samples of public shape and
+            ``loss_fn(model, batch)``. The values do not matter, and are not trained on.
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
             needs no tuning of it).
         physical_batch_size: Largest number of samples to run through the model at once.
@@ -116,6 +121,7 @@ class PrivacyEngine:
         accountant: str = "pld",
         clipping: str | Clipping = "auto-s",
         grouping: str | Grouping = "all-layer",
+        example: Example | None = None,
         radius: float | None = None,
         physical_batch_size: int | None = None,
         noise: str = "secure",
@@ -133,9 +139,11 @@ class PrivacyEngine:
         self._clipping = clippings.resolve(clipping)
         self._noise = noises.resolve(noise, checked_seed(seed))
         self._seed = seed
-        self._groups: tuple[Group, ...] = groupings.resolve(grouping, model, radius)
+        self._groups: tuple[Group, ...] = resolved(grouping, model, radius, example)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
+        # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
+        self._timings = Timings[Way]() if seed is None else None
         draws = samplers.resolve(sampling).bind(self._population, self._batch_size)
         loader = BatchLoader(
             dataset,
@@ -220,7 +228,7 @@ class PrivacyEngine:
         with self._one_at_a_time:
             self._require_usable()
             with self._under_way.adding() as size:
-                evaluator = Evaluator(*self._evaluator_options)
+                evaluator = Evaluator(*self._evaluator_options, self._timings)
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size)
                 with self._standing.watched(), fitting_in_memory(size):
                     if callable(losses):

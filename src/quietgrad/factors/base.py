@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,19 @@ class Factor(ABC):
     def materialize(self) -> Tensor:
         """The per-sample gradients themselves, ``[B, *shape]``."""
 
+    def materializers(self) -> dict[str, Callable[[], Tensor]]:
+        """All ways to do that, the most promising first; they differ in speed."""
+        return {"": self.materialize}
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+
+    @abstractmethod
+    def signature(self) -> Hashable:
+        """Equal for factors that cost the same per sample: sizes but the batch, layout, type."""
+
     @abstractmethod
     def select(self, samples: slice | Tensor) -> Factor:
         """The factor of some samples only, given as a slice or as an index tensor."""
@@ -65,6 +79,13 @@ class Factor(ABC):
     @abstractmethod
     def materialize_cost(self) -> Cost:
         """Estimated cost of :meth:`materialize`."""
+
+
+def form(tensor: Tensor) -> Hashable:
+    """What a tensor looks like but for its first dimension: the sizes, their order in memory."""
+    strides = tensor.stride()
+    order = tuple(sorted(range(1, tensor.ndim), key=lambda dim: -strides[dim]))
+    return tuple(tensor.shape[1:]), order, tensor.dtype
 
 
 def wide(tensor: Tensor) -> Tensor:

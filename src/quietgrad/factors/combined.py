@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
 
 import torch
@@ -40,6 +40,13 @@ class Combined(Factor):
         for part in self.parts[1:]:
             total = total + part.materialize()
         return total
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def signature(self) -> Hashable:
+        return Combined, tuple(part.signature() for part in self.parts)
 
     def select(self, samples: slice | Tensor) -> Combined:
         return Combined([part.select(samples) for part in self.parts])
@@ -86,7 +93,7 @@ def _outer_dot_gather(outer: Outer, gather: Gather) -> Tensor:
     """``sum_{t,s} rows[t, ids[s]] * <cols[t], values[s]>``: the tied head and embedding."""
     ids = gather.ids[:, None, :].expand(-1, outer.positions, -1)
     rows = outer.rows.gather(2, ids)
-    return torch.einsum("bts,bts->b", rows, outer.cols @ gather.values.mT)
+    return (outer.cols @ gather.values.mT).mul_(rows).sum((1, 2))
 
 
 def _materialized_dot(left: Factor, right: Factor) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, scale_samples, vector_norm, wide
+from quietgrad.factors.base import Cost, Factor, form, scale_samples, vector_norm, wide
 from quietgrad.factors.outer import Outer
+from quietgrad.factors.patches import Patches, laid_out_last
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Geometry:
 class Conv(Factor):
     """Kernel gradients of ``inputs[B, K, C, ...]`` and output gradients ``grads[B, K, O, ...]``.
 
-    K images belong to each sample. Materializing folds the batch into the convolution's groups, so
-    that one ordinary weight-gradient kernel gives all samples' gradients at once.
+    K images belong to each sample. There are two ways to materialize: folding the batch into the
+    convolution's groups, so that one ordinary weight-gradient kernel gives all samples' gradients
+    at once; and products with the patches under the kernel, a few samples at a time.
     """
 
     def __init__(
@@ -40,7 +42,10 @@ class Conv(Factor):
         self.shape, self.geometry = shape, geometry
 
     def sq_norm(self) -> Tensor:
-        return self.unfolded().sq_norm()
+        parts = [
+            Outer(rows.mT, cols, self.geometry.groups).sq_norm() for rows, cols in self._products()
+        ]
+        return torch.cat(parts) if parts else self.grads.new_zeros(0)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = scale_samples(self.grads, weights).flatten(0, 1)
@@ -48,11 +53,20 @@ class Conv(Factor):
         return _weight_gradient(inputs, grads, self.shape, self.geometry, self.geometry.groups)
 
     def materialize(self) -> Tensor:
-        shape = torch.Size((self.batch * self.shape[0], *self.shape[1:]))
-        inputs, grads = (t.transpose(0, 1).flatten(1, 2) for t in (self.inputs, self.grads))
-        groups = self.batch * self.geometry.groups
-        stacked = _weight_gradient(inputs, grads, shape, self.geometry, groups)
-        return stacked.view(self.batch, *self.shape)
+        return next(iter(self.materializers().values()))()
+
+    def materializers(self) -> dict[str, Callable[[], Tensor]]:
+        if self.geometry.groups > 1:
+            return {"grouped": self._by_groups}
+        ways = {"grouped": self._by_groups, "patches": self._by_patches}
+        return dict(reversed(ways.items())) if laid_out_last(self.inputs.flatten(0, 1)) else ways
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
+    def signature(self) -> Hashable:
+        return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
 
     def select(self, samples: slice | Tensor) -> Conv:
         return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
@@ -73,19 +87,54 @@ class Conv(Factor):
         size = float(self.batch * self.shape.numel())
         return Cost(2.0 * self.images * math.prod(self._grid()) * size, size)
 
-    def unfolded(self) -> Outer:
-        """The same gradients as outer products of the small map and the patches it touches."""
-        small, large = self.inputs, self.grads
-        if not self.geometry.transposed:
+    def _by_groups(self) -> Tensor:
+        shape = torch.Size((self.batch * self.shape[0], *self.shape[1:]))
+        inputs, grads = (t.transpose(0, 1).flatten(1, 2) for t in (self.inputs, self.grads))
+        groups = self.batch * self.geometry.groups
+        stacked = _weight_gradient(inputs, grads, shape, self.geometry, groups)
+        return stacked.view(self.batch, *self.shape)
+
+    def _by_patches(self) -> Tensor:
+        height, width, *kernel = self.shape
+        out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
+        start = 0
+        for rows, cols in self._products():
+            torch.bmm(rows, cols, out=out[start : start + len(rows)])
+            start += len(rows)
+        return out.view(self.batch, height, *kernel, width).movedim(-1, 2)
+
+    def _products(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few samples at a time: the gradients are the products of rows and columns.
+
+        Rows are those of the map on which the kernel slides; columns are the patches of the other
+        map, with channels last, or first where they fall into groups.
+        """
+        small, large = self.grads, self.inputs
+        if self.geometry.transposed:
             small, large = large, small
-        patches = _patches(large.flatten(0, 1), self.shape[2:], self._grid(), self.geometry)
-        rows = small.flatten(3).transpose(2, 3).flatten(1, 2)
-        cols = patches.reshape(self.batch, rows.shape[1], -1)
-        return Outer(rows, cols, self.geometry.groups, self.shape)
+        patches = Patches(
+            large,
+            tuple(self.shape[2:]),
+            tuple(self._grid()),
+            self.geometry.stride,
+            self.geometry.padding,
+            self.geometry.dilation,
+            channels_first=self.geometry.groups > 1,
+        )
+        for samples, cols in patches.chunks():
+            yield _rows(small[samples]), cols
 
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
         return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """``[B, K, C, ...]`` as ``[B, C, K * positions]``, copied only if it must be."""
+    last = maps.movedim(2, -1)
+    if last.flatten(2, -2).is_contiguous():
+        return last.reshape(len(maps), -1, maps.shape[2]).mT
+    return maps.transpose(1, 2).flatten(2)
 
 
 def _length(images: Tensor) -> Tensor:
@@ -120,16 +169,3 @@ def _plainly_laid_out(images: Tensor) -> Tensor:
         return images
     strides = torch.empty(images.shape, device="meta").stride()
     return images if images.stride() == strides else images.as_strided(images.shape, strides)
-
-
-def _patches(images: Tensor, kernel: torch.Size, grid: torch.Size, geometry: Geometry) -> Tensor:
-    """Patches ``[N, positions, C * kernel]`` under the kernel at every position of ``grid``."""
-    dims = len(kernel)
-    padding = [p for side in reversed(geometry.padding) for p in (side, side)]
-    images = F.pad(images, padding).contiguous()
-    channels, *spatial = images.stride()[1:]
-    steps = [s * g for s, g in zip(spatial, geometry.stride, strict=True)]
-    taps = [s * d for s, d in zip(spatial, geometry.dilation, strict=True)]
-    size = (images.shape[0], *grid, images.shape[1], *kernel)
-    windows = images.as_strided(size, (images.stride(0), *steps, channels, *taps))
-    return windows.flatten(1 + dims).flatten(1, dims)

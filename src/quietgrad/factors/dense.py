@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, wide
+from quietgrad.factors.base import Cost, Factor, form, vector_norm, wide
 
 
 class Dense(Factor):
@@ -15,17 +17,27 @@ class Dense(Factor):
         self.grads = wide(grads)
         self.batch = grads.shape[0]
         self.shape = grads.shape[1:]
+        strides = self.grads.stride()
+        self._order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
 
     def sq_norm(self) -> Tensor:
-        flat = self.grads.reshape(self.batch, -1)
-        return torch.einsum("bd,bd->b", flat, flat)
+        return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.grads.reshape(self.batch, -1)
-        return (weights.to(flat.dtype) @ flat).view(self.shape)
+        grads = self._in_memory_order()
+        total = weights.to(grads.dtype) @ grads.reshape(self.batch, -1)
+        places = sorted(range(len(self._order)), key=lambda place: self._order[place])
+        return total.view(grads.shape[1:]).permute(places)
 
     def materialize(self) -> Tensor:
         return self.grads
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
+    def signature(self) -> Hashable:
+        return Dense, form(self.grads)
 
     def select(self, samples: slice | Tensor) -> Dense:
         return Dense(self.grads[samples])
@@ -38,3 +50,7 @@ class Dense(Factor):
 
     def materialize_cost(self) -> Cost:
         return Cost(0.0, 0.0)
+
+    def _in_memory_order(self) -> Tensor:
+        """With dimensions as they are laid out, so that flattening copies nothing."""
+        return self.grads.permute(0, *(dim + 1 for dim in self._order))

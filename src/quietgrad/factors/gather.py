@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, cover_rounding, scale_samples, vector_norm, wide
+from quietgrad.factors.base import (
+    Cost,
+    Factor,
+    cover_rounding,
+    form,
+    scale_samples,
+    vector_norm,
+    wide,
+)
 
 
 class Gather(Factor):
@@ -22,7 +32,7 @@ class Gather(Factor):
 
     def sq_norm(self) -> Tensor:
         keys, rows = self._summed_rows()
-        squares = torch.einsum("ud,ud->u", rows, rows)
+        squares = vector_norm(rows, dim=1).square()
         totals = squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
         return cover_rounding(totals, self.magnitude())
 
@@ -35,6 +45,13 @@ class Gather(Factor):
         values = self.values.flatten(0, 1)
         table = values.new_zeros(self.batch * self.shape[0], values.shape[1])
         return table.index_add_(0, self._keys(), values).view(self.batch, *self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def signature(self) -> Hashable:
+        return Gather, form(self.values), self.shape
 
     def select(self, samples: slice | Tensor) -> Gather:
         return Gather(self.ids[samples], self.values[samples], self.shape)

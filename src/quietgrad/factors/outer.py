@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from quietgrad.factors.base import (
     Cost,
     Factor,
     cover_rounding,
+    form,
     scale_samples,
     vector_norm,
     wide,
@@ -42,8 +45,8 @@ class Outer(Factor):
         if self.positions == 1:
             return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
         row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
-        squares = torch.einsum("bts,bts->b", row_gram, col_gram)
         row_sizes, col_sizes = (gram.diagonal(dim1=1, dim2=2) for gram in (row_gram, col_gram))
+        squares = (row_gram * col_gram).sum((1, 2))
         squares = self._mend(squares, row_sizes, col_sizes)
         return cover_rounding(squares, (row_sizes * col_sizes).sum(1).sqrt())
 
@@ -59,6 +62,13 @@ class Outer(Factor):
         if self.groups > 1:
             return self._ungrouped().materialize().view(self.batch, *self.shape)
         return (self.rows.mT @ self.cols).view(self.batch, *self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
+    def signature(self) -> Hashable:
+        return Outer, form(self.rows), form(self.cols), self.groups
 
     def select(self, samples: slice | Tensor) -> Outer:
         return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,9 @@ class Pulled(Factor):
 
     def materialize(self) -> Tensor:
         return wide(self.pullback.batched(self.inner.materialize()))
+
+    def signature(self) -> Hashable:
+        return Pulled, self.inner.signature(), self.shape
 
     def select(self, samples: slice | Tensor) -> Pulled:
         return Pulled(self.inner.select(samples), self.pullback)

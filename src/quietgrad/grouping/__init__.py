@@ -9,7 +9,8 @@
 | block-wise | one per repeated block, with a stem before and a head after    |
 | uniform:M  | the blocks in M runs of nearly equal length                    |
 
-`Boundaries` and `ByName` need arguments and are given as objects. The radius of the whole gradient
+`Boundaries`, `ByName` and `Listed` need arguments and are given as objects; so does "auto", which
+`quietgrad.plan` finds (`quietgrad.AutoGrouping`). The radius of the whole gradient
 is R = 1 unless stated; M groups get R/sqrt(M) each, shares of R by `proportions=`, or their own
 `radii=`. Groups come in the order of their first parameter in `model.named_parameters()`, those of
 `ByName` in the order of its patterns.
@@ -18,6 +19,7 @@ is R = 1 unless stated; M groups get R/sqrt(M) each, shares of R by `proportions
 from quietgrad.grouping.block_styles import BlockWise, Boundaries, Uniform
 from quietgrad.grouping.by_name import ByName
 from quietgrad.grouping.contract import Group, Grouping
+from quietgrad.grouping.listed import Listed
 from quietgrad.grouping.registry import names, register, resolve
 from quietgrad.grouping.sensitivity import sensitivity
 from quietgrad.grouping.styles import AllLayer, LayerWise, ParamWise, TypeWise
@@ -30,6 +32,7 @@ __all__ = [
     "Group",
     "Grouping",
     "LayerWise",
+    "Listed",
     "ParamWise",
     "TypeWise",
     "Uniform",

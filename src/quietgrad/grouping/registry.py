@@ -22,6 +22,8 @@ _REGISTRY: dict[str, Factory] = {
     "block-wise": BlockWise,
 }
 _UNIFORM = "uniform"
+AUTO = "auto"
+"""Understood by what knows which shapes to plan for: the engine, with ``example=``."""
 
 
 def names() -> tuple[str, ...]:
@@ -53,7 +55,7 @@ def register(name: str, factory: Factory) -> None:
     """Make factory(radius=R) -> Grouping available as `name`. Names cannot be replaced."""
     if not isinstance(name, str) or not name or ":" in name:
         raise ValueError(f"a grouping's name must be a non-empty string without ':', got {name!r}")
-    if name in _REGISTRY or name == _UNIFORM:
+    if name in _REGISTRY or name in (_UNIFORM, AUTO):
         raise ValueError(f"grouping {name!r} exists already; register under another name")
     if not callable(factory):
         raise TypeError(
@@ -82,6 +84,12 @@ def _build(name: str, factory: Factory, radius: float) -> Grouping:
 def _factory(name: str) -> Factory:
     if name in _REGISTRY:
         return _REGISTRY[name]
+    if name == AUTO:
+        raise ValueError(
+            "grouping 'auto' plans for the shapes of an example, and there is none here: pass"
+            " quietgrad.AutoGrouping(batch, loss_fn), with a batch of public shape, or the"
+            " .grouping of quietgrad.plan(model, batch, loss_fn)"
+        )
     style, _, count = name.partition(":")
     if style == _UNIFORM and count.isdecimal():
         return lambda radius: Uniform(int(count), radius=radius)

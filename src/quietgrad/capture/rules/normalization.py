@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quietgrad.capture.call import Uses
 from quietgrad.capture.layout import Rows
 from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.rules.convolution import channel_sum
@@ -64,9 +65,51 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Normalization over groups of channels."""
+    if _is_native(input, weight, bias):
+        return _native_group_norm(call, input, num_groups, weight, bias, eps)
     output = F.group_norm(input, num_groups, call.value(weight), call.value(bias), eps)
     normalize = partial(F.group_norm, num_groups=num_groups, eps=eps)
     return _watch_channels(call, output, input, (weight, bias), normalize)
+
+
+def _is_native(input: Tensor, *affine: Tensor | None) -> bool:
+    """Whether torch's own kernel takes them as they are, and gives the statistics."""
+    dtypes = {tensor.dtype for tensor in (input, *affine) if tensor is not None}
+    return (
+        dtypes in ({torch.float32}, {torch.float64})
+        and not torch.is_autocast_enabled(input.device.type)
+        and input.is_contiguous()
+        and input.numel() > 0
+    )
+
+
+def _native_group_norm(
+    call: Call,
+    input: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    images, channels = input.shape[:2]
+    pixels = input.numel() // (images * channels)
+    affine = call.value(weight), call.value(bias)
+    output, mean, scale = torch.native_group_norm(
+        input, *affine, images, channels, pixels, groups, eps
+    )
+    uses: Uses = [(weight, _group_scale), (bias, channel_sum)]
+    saved = [input, mean, scale] if call.is_managed(weight) else []
+    return call.watch(output, uses, saved=saved, dims=1)
+
+
+def _group_scale(rows: Rows, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor) -> Factor:
+    """From the statistics: the normalized input need not be computed again."""
+    grads = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
+    by_group = (*mean.shape, -1)
+    with_input = (grads * input.reshape(grads.shape)).sum(2).view(by_group)
+    alone = grads.sum(2).view(by_group)
+    centred = torch.addcmul(with_input, mean.unsqueeze(2), alone, value=-1)
+    return Dense(rows.split((centred * scale.unsqueeze(2)).flatten(1), 1).sum(1))
 
 
 @rule(F.instance_norm)

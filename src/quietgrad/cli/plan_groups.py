@@ -1,0 +1,75 @@
+"""`quietgrad plan module:function`: into which groups, and how many samples at once?"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from quietgrad import planning
+from quietgrad.cli.check_errors import errors_in_target
+from quietgrad.cli.check_target import resolve
+from quietgrad.cli.failures import refusals
+from quietgrad.cli.options import json_option
+from quietgrad.cli.picture import require_drawable, write_figure
+from quietgrad.cli.plan_groups_report import show
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:FUNCTION")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="What a step may take, such as 4GB. Default: 80 % of what is available.",
+)
+@click.option(
+    "--physical-batch-size",
+    type=int,
+    metavar="B",
+    help="Samples wanted at once. Default: as many as fit.",
+)
+@click.option(
+    "--max-groups", type=int, default=12, show_default=True, help="Most groups to look at."
+)
+@click.option(
+    "--optimizer-state",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Numbers an optimizer keeps for each it trains: SGD 0, with momentum 1, Adam 2.",
+)
+@click.option("--layers", is_flag=True, help="List every layer with its T, d and p.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw memory over the backward pass into this file (.png, .svg or .pdf).",
+)
+@json_option
+def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """Find groups and a physical batch size for a memory budget.
+
+    FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
+    and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples will do.
+    """
+    console = Console(quiet=as_json)
+    with refusals(), errors_in_target():
+        if plot is not None:
+            require_drawable(plot)
+        subject = resolve(target)
+    with refusals(), errors_in_target(), console.status("following a backward pass"):
+        found = planning.plan(*subject, **options)
+    if plot is not None:
+        _draw(found, target, plot)
+    if as_json:
+        click.echo(json.dumps({"target": target} | found.as_dict(), indent=2))
+        return
+    show(found, console, with_layers=layers)
+
+
+def _draw(found: planning.Plan, target: str, file: Path) -> None:
+    from quietgrad.plots.group_plan import plan_figure  # draws only if asked to
+
+    samples = found.recommended.physical_batch_size
+    title = f"{target}: {found.recommended.option.in_words}, {samples:,} samples at once"
+    write_figure(plan_figure(found, title=title), file)

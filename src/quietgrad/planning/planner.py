@@ -1,0 +1,145 @@
+"""`quietgrad.plan`: into which groups, and how many samples at once?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from quietgrad._checks import require_count, require_number
+from quietgrad.grouping.radii import require_positive
+from quietgrad.planning.machine import budget, in_words
+from quietgrad.planning.profile import ends_of
+from quietgrad.planning.result import Option, Plan, Recommendation, described, listed
+from quietgrad.planning.search import best_starts, even_starts
+from quietgrad.planning.step import StepMemory
+from quietgrad.planning.trace import LossFunction, trace
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Strategy
+
+_NEARLY = 0.95  # of the largest physical batch: not worth more groups
+
+
+def plan(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFunction,
+    *,
+    memory: int | str | None = None,
+    physical_batch_size: int | None = None,
+    max_groups: int = 12,
+    optimizer_state: float = 2.0,
+    radius: float = 1.0,
+    strategy: Strategy = "auto",
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> Plan:
+    """Predict the peaks of memory for every grouping along the model, and recommend one.
+
+    After section 6 of "On the Efficacy of Group-wise Clipping". A copy of the model is run on the
+    batch, and the memory of every tensor is followed; more groups need less memory and are proven
+    to converge more slowly, so the fewest that fit are recommended. Groups never change privacy.
+
+    Args:
+        model: as it is to be trained, in training mode. It is left as it was.
+        batch: what ``loss_fn`` takes; a few samples, of public shape, as large as they get. Values
+            do not matter.
+        loss_fn: ``loss_fn(model, batch)`` returns one loss per sample, a 1-D tensor.
+        memory: bytes that a step may take in all tensors, as a number or as ``"4GB"``; 80 % of
+            what the machine has available if left out. A process may hold more than its tensors:
+            on the CPU, C's allocator keeps part of what was freed. Leave a third of room for it.
+        physical_batch_size: how many samples are wanted at once; as many as fit if left out.
+        max_groups: most groups to look at; layer-wise is looked at besides.
+        optimizer_state: numbers that the optimizer keeps for each trainable one (Adam: 2).
+        radius: total clipping radius of the recommended grouping.
+        strategy: as for the engine.
+        memory_budget: as for the engine.
+
+    Returns:
+        A plan: ``plan.recommended``, ``plan.grouping``, ``plan.best``, ``print(plan)``.
+
+    Raises:
+        ValueError: an argument makes no sense, or not even one sample fits.
+        QuietgradError: the model or the loss cannot be trained privately as they are.
+    """
+    _require_usable(model, loss_fn)
+    allowed = budget(memory)
+    wanted = physical_batch_size
+    if wanted is not None:
+        wanted = require_count("physical_batch_size", wanted, at_least=1)
+    most = require_count("max_groups", max_groups, at_least=1)
+    kept = require_number("optimizer_state", optimizer_state, at_least=0)
+    require_positive(radius, "the radius")
+    seen = trace(model, batch, loss_fn, strategy=strategy, memory_budget=memory_budget)
+    trainable = _bytes(p for p in model.parameters() if p.requires_grad)
+    weights = _bytes([*model.parameters(), *model.buffers()])
+    unused = sum(p.numel() for name, p in model.named_parameters() if name in seen.unused)
+    step = StepMemory(seen, weights, trainable, int(kept * trainable), unused)
+    length = len(seen.layers)
+    found = best_starts(seen.profile, min(most, length))
+    if len(found) < length:
+        found.append(tuple(range(length)))
+    best = tuple(described(starts, step, allowed) for starts in found)
+    even = (even_starts(length, option.groups) for option in best)
+    chosen, samples, why = _recommended(best, step, allowed, wanted)
+    return Plan(
+        layers=seen.layers,
+        unused=seen.unused,
+        best=best,
+        uniform=tuple(described(starts, step, allowed) for starts in even),
+        step=step,
+        memory=allowed,
+        recommended=Recommendation(
+            grouping=listed(seen.layers, seen.unused, chosen.starts, radius),
+            physical_batch_size=samples,
+            option=chosen,
+            peak=step.peak(ends_of(chosen.starts, length), samples),
+            why=why,
+        ),
+        radius=radius,
+    )
+
+
+def _recommended(
+    options: Sequence[Option], step: StepMemory, memory: int, wanted: int | None
+) -> tuple[Option, int, str]:
+    """The fewest groups with which what is wanted fits; how many samples; in words."""
+    most, length = max(option.most_samples for option in options), step.trace.profile.length
+    if most < 1:
+        need = min(step.peak(ends_of(option.starts, length), 1) for option in options)
+        raise ValueError(
+            f"memory={memory} is too small: one sample needs {in_words(need)} with the best "
+            f"grouping, {in_words(step.fixed)} of it for weights, sums and the optimizer. Allow "
+            "more, freeze parameters, or make the model or the sample smaller"
+        )
+    if wanted is not None and wanted <= most:
+        enough, samples = wanted, wanted
+    else:
+        enough, samples = (most if wanted else int(_NEARLY * most) or 1), 0
+    chosen = next(option for option in options if option.most_samples >= enough)
+    samples = samples or chosen.most_samples
+    return chosen, samples, _why(chosen, samples, wanted, step, memory)
+
+
+def _why(option: Option, samples: int, wanted: int | None, step: StepMemory, memory: int) -> str:
+    length = step.trace.profile.length
+    fits = f"{in_words(step.peak(ends_of(option.starts, length), samples))} of {in_words(memory)}"
+    if wanted is None:
+        why = "the fewest groups for nearly as many samples as can be"
+    elif samples < wanted:
+        why = f"{wanted:,} fit with no grouping"
+    else:
+        why = "the fewest groups with which they fit"
+    return f"{option.in_words}, {samples:,} samples at once ({fits}): {why}."
+
+
+def _require_usable(model: Any, loss_fn: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    if not callable(loss_fn):
+        raise ValueError(
+            f"loss_fn is a {type(loss_fn).__name__}: expected a function of model and batch"
+        )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)

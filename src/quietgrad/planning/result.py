@@ -1,0 +1,193 @@
+"""What a planner found: peaks for every number of groups, and what it recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quietgrad.grouping import Group
+from quietgrad.grouping.listed import Listed
+from quietgrad.planning.machine import in_words
+from quietgrad.planning.profile import Floats, Layer, ends_of
+from quietgrad.planning.search import Starts
+from quietgrad.planning.step import StepMemory
+from quietgrad.planning.theory import bound_ratio
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to divide the layers into groups.
+
+    Attributes:
+        starts: the first layer of each group, in order of back-propagation.
+        peak: bytes per sample that are alive at most in the backward pass.
+        bound: Theorem 1's bound on convergence, relative to one group.
+        most_samples: how many samples at once fit in the budget.
+    """
+
+    starts: Starts
+    peak: float
+    bound: float
+    most_samples: int
+
+    @property
+    def groups(self) -> int:
+        """M."""
+        return len(self.starts)
+
+    @property
+    def in_words(self) -> str:
+        """M, with its noun."""
+        return "1 group" if self.groups == 1 else f"{self.groups} groups"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to hand to the engine.
+
+    Attributes:
+        grouping: for ``grouping=``.
+        physical_batch_size: for ``physical_batch_size=``.
+        option: the boundaries and their peak.
+        peak: bytes that such a step takes in all.
+        why: in words.
+    """
+
+    grouping: Listed
+    physical_batch_size: int
+    option: Option
+    peak: float
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Peaks of memory for every number of groups, and a recommendation for a budget.
+
+    Attributes:
+        layers: in order of back-propagation.
+        unused: parameters that no gradient reached; they join the group that is clipped last.
+        best: for 1, 2, ... groups the boundaries with the lowest maximum peak; then layer-wise.
+        uniform: for the same numbers, groups of nearly equal numbers of layers.
+        step: predicts the memory of a whole step.
+        memory: the budget in bytes.
+        recommended: the fewest groups with which the wanted physical batch fits.
+        radius: R, of all groups together.
+    """
+
+    layers: tuple[Layer, ...]
+    unused: tuple[str, ...]
+    best: tuple[Option, ...]
+    uniform: tuple[Option, ...]
+    step: StepMemory
+    memory: int
+    recommended: Recommendation
+    radius: float
+
+    @property
+    def grouping(self) -> Listed:
+        """The recommended grouping."""
+        return self.recommended.grouping
+
+    @property
+    def leanest(self) -> Option:
+        """The fewest groups whose peak is within 5 % of the lowest there is.
+
+        It depends on the shapes alone, not on a budget.
+        """
+        return fewest_within(self.best)
+
+    def grouping_of(self, option: Option) -> Listed:
+        """The groups of an option, in the order of the model."""
+        return listed(self.layers, self.unused, option.starts, self.radius)
+
+    def memory_over_turns(self, starts: Sequence[int]) -> Floats:
+        """Bytes per sample at most alive in the turn of each layer: the profile of Figure 4."""
+        return self.step.trace.profile.memory(ends_of(starts, len(self.layers)))
+
+    def peak_of(self, groups: Sequence[Group], samples: int) -> float:
+        """Bytes at most alive in a backward pass, weights and all, for any groups of this model.
+
+        Layers are taken whole. Where groups divide one, as param-wise does, this is the peak as if
+        they did not; for a recurrent layer, whose parameters come one by one, that may be too low.
+
+        Args:
+            groups: as `quietgrad.grouping.resolve` gives them.
+            samples: run through the model at once.
+        """
+        return self.step.backward_peak(self._ends(groups), samples)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "layers": [
+                vars(layer) | {"parameters": list(layer.parameters)} for layer in self.layers
+            ],
+            "unused": list(self.unused),
+            "best": [_option_dict(option) for option in self.best],
+            "uniform": [_option_dict(option) for option in self.uniform],
+            "memory": self.memory,
+            "fixed": self.step.fixed,
+            "probing": self.step.trace.probing,
+            "recommended": {
+                "groups": {n: list(each) for n, each in dict(self.grouping.lists).items()},
+                "physical_batch_size": self.recommended.physical_batch_size,
+                "peak": self.recommended.peak,
+                "why": self.recommended.why,
+            },
+        }
+
+    def __str__(self) -> str:
+        lines = ["groups   best peak  uniform peak  bound   samples"]
+        lines += [
+            f"{best.groups:6d}  {in_words(best.peak):>10}  {in_words(even.peak):>12}"
+            f"  {best.bound:5.2f}  {best.most_samples:8,d}"
+            for best, even in zip(self.best, self.uniform, strict=True)
+        ]
+        return "\n".join([*lines, self.recommended.why])
+
+    def _ends(self, groups: Sequence[Group]) -> list[int]:
+        """The turn in which each layer lets go of what it holds."""
+        last = len(self.layers) - 1
+        turn = {name: i for i, layer in enumerate(self.layers) for name in layer.parameters}
+        # With a parameter that never comes, a group is clipped at the end of the pass.
+        ends = [max(turn.get(name, last) for name in group.parameters) for group in groups]
+        clipped = {
+            n: end for group, end in zip(groups, ends, strict=True) for n in group.parameters
+        }
+        return [max(clipped[name] for name in layer.parameters) for layer in self.layers]
+
+
+def fewest_within(options: Sequence[Option], slack: float = 0.05) -> Option:
+    """The fewest groups whose peak is nearly the lowest there is."""
+    limit = (1 + slack) * min(option.peak for option in options)
+    return next(option for option in options if option.peak <= limit)
+
+
+def described(starts: Starts, step: StepMemory, memory: int) -> Option:
+    """What is to be known about some boundaries."""
+    profile = step.trace.profile
+    ends = ends_of(starts, profile.length)
+    return Option(
+        starts=starts,
+        peak=float(profile.memory(ends).max()),
+        bound=bound_ratio(len(starts)),
+        most_samples=step.most_samples(ends, memory),
+    )
+
+
+def listed(layers: Sequence[Layer], unused: Sequence[str], starts: Starts, radius: float) -> Listed:
+    """The groups written out, that which is clipped last first: the order of the model."""
+    bounds = [*starts, len(layers)]
+    runs = [layers[bounds[i] : bounds[i + 1]] for i in reversed(range(len(starts)))]
+    groups = []
+    for index, run in enumerate(runs):
+        names = [name for layer in reversed(run) for name in layer.parameters]
+        ends = dict.fromkeys((run[-1].name, run[0].name))
+        groups.append((" to ".join(ends), (*names, *(unused if index == 0 else ()))))
+    return Listed(groups, radius=radius)
+
+
+def _option_dict(option: Option) -> dict[str, Any]:
+    return {"groups": option.groups, **vars(option), "starts": list(option.starts)}

@@ -1,0 +1,219 @@
+"""One backward pass, followed: which layers come when, what they hold, what is alive meanwhile."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quietgrad.capture import Capture, check_losses
+from quietgrad.capture.repetition import same_randomness
+from quietgrad.capture.trees import tensors_in
+from quietgrad.factors import Factor
+from quietgrad.grouping.kinds import kind_of
+from quietgrad.grouping.parameters import by_layer
+from quietgrad.inspection.copies import copied
+from quietgrad.planning.live import LiveBytes, Storage
+from quietgrad.planning.profile import Layer, Profile
+from quietgrad.planning.shapes import Shape, shape_of, tensors_of
+from quietgrad.strategies import Evaluator, Strategy
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What was seen.
+
+    Attributes:
+        samples: how many were run.
+        layers: in order of back-propagation.
+        unused: parameters that no gradient reached.
+        profile: memory in the turn of each layer.
+        probing: bytes per sample that were alive at most while layouts were probed, as in the
+            engine's first steps.
+        inputs: bytes per sample of the batch itself.
+    """
+
+    samples: int
+    layers: tuple[Layer, ...]
+    unused: tuple[str, ...]
+    profile: Profile
+    probing: float
+    inputs: float
+
+
+def trace(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFunction,
+    *,
+    strategy: Strategy,
+    memory_budget: int,
+) -> Trace:
+    """Run a copy of the model on a batch, twice: once to learn its layouts, once to follow it.
+
+    Raises:
+        QuietgradError: the model or the loss cannot be trained as they are.
+        ValueError: no gradient reaches any parameter.
+    """
+    model = copied(model, {})
+    with torch.no_grad(), same_randomness():
+        losses = loss_fn(copied(model, {}), batch)
+    check_losses(losses)
+    samples, inputs = len(losses), _bytes(tensors_in(batch))
+    outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    session = Capture(model, thorough=False)
+
+    def run(sink: _Arrivals | _Follow, live: LiveBytes) -> None:
+        with same_randomness(), live:
+            session.begin(samples)
+            session.backward(loss_fn(model, batch), sink)
+
+    try:
+        live = LiveBytes(outside)
+        arrivals = _Arrivals(live)
+        run(arrivals, live)
+        if not arrivals.names:
+            raise ValueError(
+                "no gradient reaches any trainable parameter: there is nothing to plan"
+            )
+        layers = _layers(model, arrivals.names)
+        live = LiveBytes(outside)
+        follow = _Follow(live, layers, Evaluator(strategy, memory_budget))
+        run(follow, live)
+    finally:
+        session.detach()
+    unused = [n for n, p in model.named_parameters() if p.requires_grad and n not in arrivals.names]
+    return Trace(
+        samples=samples,
+        layers=tuple(follow.described(model, samples)),
+        unused=tuple(unused),
+        profile=follow.profile(samples),
+        probing=arrivals.highest / samples,
+        inputs=inputs / samples,
+    )
+
+
+@dataclass
+class _Arrivals:
+    """Notes which parameters come, and what was alive before the first."""
+
+    live: LiveBytes
+    names: dict[str, None] = field(default_factory=dict)
+    highest: int = 0
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """A parameter's last use was back-propagated."""
+        if not self.names:
+            self.highest = self.live.end_interval()
+        self.names[name] = None
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Bytes alive in the turn of a layer, as `Profile` has them."""
+
+    base: int
+    at: int
+    clipped: int
+    work: int
+
+
+@dataclass
+class _Follow:
+    """Clips layer by layer, as the engine would, and notes what each one holds."""
+
+    live: LiveBytes
+    layers: Mapping[str, Sequence[str]]
+    evaluator: Evaluator
+    order: list[str] = field(default_factory=list)
+    turns: list[_Turn] = field(default_factory=list)
+    storages: dict[int, tuple[Storage, int]] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    waiting: dict[str, dict[str, Factor]] = field(default_factory=dict)
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """A parameter's last use was back-propagated."""
+        layer = next(path for path, names in self.layers.items() if name in names)
+        shape = shape_of(factor)
+        self.shapes[layer] = max(self.shapes.get(layer, shape), shape, key=lambda s: s.size)
+        _, held = self.evaluator.evaluate(factor)
+        waiting = self.waiting.setdefault(layer, {})
+        waiting[name] = held
+        if len(waiting) == len(self.layers[layer]):
+            self._clip(layer)
+
+    def profile(self, samples: int) -> Profile:
+        """Memory in the turn of each layer, per sample."""
+        count = len(self.order)
+        kept = np.zeros((count, count))
+        peaks = [turn.at for turn in self.turns]
+        for storage, holder in self.storages.values():
+            if storage.freed is not None:
+                # Free at the peak of the turns after this one, unless it is held.
+                freed = max(holder, bisect(peaks, storage.freed) - 1)
+                kept[holder, freed] += storage.size / samples
+        base, clipped, work = (
+            np.array([getattr(turn, name) for turn in self.turns]) / samples
+            for name in ("base", "clipped", "work")
+        )
+        return Profile(base, kept, clipped, work)
+
+    def described(self, model: nn.Module, samples: int) -> Iterator[Layer]:
+        """The layers in order of back-propagation."""
+        kept = self.profile(samples).kept.sum(1)
+        parameters = dict(model.named_parameters())
+        for index, path in enumerate(self.order):
+            names, shape = tuple(self.layers[path]), self.shapes[path]
+            yield Layer(
+                name=path or "(model)",
+                kind=kind_of(model.get_submodule(path)),
+                parameters=names,
+                numbers=sum(parameters[name].numel() for name in names),
+                positions=shape.positions,
+                inputs=shape.inputs,
+                outputs=shape.outputs,
+                held=float(kept[index]),
+            )
+
+    def _clip(self, layer: str) -> None:
+        base, at, clipped = self.live.highest, self.live.highest_at, self.live.now
+        work = 0
+        for factor in self.waiting.pop(layer).values():
+            for tensor in tensors_of(factor):
+                if (storage := self.live.storage_of(tensor)) is not None:
+                    # Shared with an earlier layer: the last one to hold it lets go of it.
+                    self.storages[id(storage)] = storage, len(self.order)
+            work = max(work, self._work(factor))
+            self.evaluator.release(factor)
+        self.order.append(layer)
+        self.turns.append(_Turn(base, at, clipped, work))
+        self.live.end_interval()
+
+    def _work(self, factor: Factor) -> int:
+        """Bytes for adding up. The sum itself does not grow with the samples: counted apart."""
+        like = next(iter(tensors_of(factor)))
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        weights = torch.ones(factor.batch, dtype=dtype, device=like.device)
+        with self.live.apart(ignoring=factor.shape.numel() * dtype.itemsize) as apart:
+            factor.weighted_sum(weights)
+        return apart.highest
+
+
+def _layers(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
+    """Path of each layer -> those of its parameters that a gradient reaches."""
+    present = set(arrived)
+    found = {
+        path: [name for name in names if name in present] for path, names in by_layer(model).items()
+    }
+    return {path: names for path, names in found.items() if names}
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

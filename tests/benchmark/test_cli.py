@@ -1,0 +1,174 @@
+"""`quietgrad bench`, on stand-ins."""
+
+import json
+
+import pytest
+
+from cli.helpers import assert_refused, run, text_of
+from quietgrad.benchmark import sweeps, versions
+from quietgrad.cli import bench_choice
+
+from . import standins
+from .standins import StandIn
+
+QUICK = ["--rounds", "2", "--no-memory", "--peers", "none"]
+
+
+def run_json(*arguments: str) -> dict:
+    result = run("bench", *arguments, *QUICK, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_json_has_all_it_takes_to_repeat_it():
+    report = run_json("--workloads", "line,picture")
+    assert list(report) == [
+        *("date", "command", "complete", "rounds", "sweep", "machine", "versions", "rows")
+    ]
+    assert report["complete"] is True
+    assert report["versions"] == versions()
+    assert {"cores", "processor", "torch_threads", "memory_bytes"} <= set(report["machine"])
+    assert [(row["workload"], row["label"]) for row in report["rows"]] == [
+        (workload, label)
+        for workload in ("line", "picture")
+        for label in ("non-private", "quietgrad all-layer", "quietgrad layer-wise")
+    ]
+    for row in report["rows"]:
+        assert (row["status"], row["reason"], row["memory"]) == ("measured", None, None)
+        assert row["layout"] in ("default", "channels-last")
+        time = row["time"]
+        assert time["rounds"] == len(time["seconds_of_rounds"]) == 2
+        for spread in (time["seconds"], time["ratio"]):
+            low, high = spread["quartiles"]
+            assert 0 < low <= spread["median"] <= high
+    private = report["rows"][1]
+    assert private["implementation"] == "quietgrad"
+    assert [private[key] for key in ("grouping", "strategy", "noise")] == [
+        *("all-layer", "auto", "fast")
+    ]
+
+
+def test_every_combination_is_measured():
+    report = run_json(
+        *("--workloads", "line", "--groupings", "all-layer", "--noise", "both"),
+        *("--strategies", "ghost,keep", "--physical-per-logical", "1,8"),
+    )
+    labels = [row["label"] for row in report["rows"] if row["physical_per_logical"] == 8]
+    assert labels == [
+        "non-private",
+        "quietgrad all-layer, ghost",
+        "quietgrad all-layer, keep",
+        "quietgrad all-layer, ghost, secure noise",
+        "quietgrad all-layer, keep, secure noise",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table(columns):
+    arguments = ["bench", "--workloads", "line", *QUICK, "--physical-per-logical", "8"]
+    result = run(*arguments, columns=columns)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert "Step time over non-private" in result.stdout
+    assert "8 x 5" in result.stdout
+    assert "2 rounds of 3 steps take about" in result.stderr
+
+
+def test_memory_is_in_the_table():
+    arguments = ["--workloads", "line", "--rounds", "1", "--peers", "none"]
+    result = run("bench", *arguments, "--groupings", "all-layer")
+    assert result.exit_code == 0, result.output
+    assert "Peak memory over the state before the first step" in text_of(result)
+
+
+def test_who_fails_is_in_the_table(monkeypatch):
+    peer = StandIn("peer", standins.break_at_once)
+    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
+    result = run("bench", "--workloads", "line", *QUICK)
+    assert result.exit_code == 0
+    assert "line, peer: fails. IndexError: position ids have batch size 1" in text_of(result)
+
+
+def test_an_interruption_shows_what_was_measured(monkeypatch, tmp_path):
+    peer = StandIn("peer", standins.interrupt)
+    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
+    file = tmp_path / "cut.json"
+    options = ["--no-memory", "--rounds", "5", "--json", str(file)]
+    result = run("bench", "--workloads", "line,picture", *options)
+    assert result.exit_code == 130
+    assert "interrupted: this is what was measured so far" in text_of(result)
+    report = json.loads(file.read_text())
+    assert report["complete"] is False
+    assert {row["time"]["rounds"] for row in report["rows"]} == {2}
+    assert {row["workload"] for row in report["rows"]} == {"line"}
+
+
+def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["quietgrad", "bench", "--out", "somewhere"])
+    for _ in range(2):
+        result = run("bench", "--workloads", "line,picture", *QUICK, "--out", str(tmp_path))
+        assert result.exit_code == 0, result.output
+    endings = sorted(file.name[len("2026-11-16-") :] for file in tmp_path.iterdir())
+    assert endings == [
+        *("bench-2.json", "bench-2.md", "bench-2.svg", "bench.json", "bench.md", "bench.svg")
+    ]
+    (first,) = tmp_path.glob("*-bench.md")
+    text = first.read_text()
+    assert "`quietgrad bench --out somewhere`" in text
+    assert "| line | 5 |" in text
+    assert f"torch {versions()['torch']}" in text
+    assert f"![The ratios, drawn]({first.stem}.svg)" in text
+
+
+@pytest.fixture
+def small_sweeps(monkeypatch):
+    monkeypatch.setattr(sweeps, "_TOKENS", (4, 8))
+    monkeypatch.setattr(sweeps, "_WIDTH", 8)
+    monkeypatch.setattr(sweeps, "_HEADS", 2)
+    monkeypatch.setattr(sweeps, "_BATCHES", (1, 2))
+    replaced = {"cnn": standins.KINDS[1], "mlp": standins.KINDS[0]}
+    monkeypatch.setattr("quietgrad.benchmark.workloads._KINDS", replaced)
+
+
+@pytest.mark.usefixtures("small_sweeps")
+@pytest.mark.parametrize("sweep", ["tokens", "batch"])
+def test_a_sweep(sweep, tmp_path):
+    options = ["--sweep", sweep, "--rounds", "1", "--peers", "none", "--out", str(tmp_path)]
+    result = run("bench", *options)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("*.json")
+    report = json.loads(file.read_text())
+    assert report["sweep"] == sweep
+    assert all(row["time"]["ratio"] and row["memory"] is None for row in report["rows"])
+    if sweep == "tokens":
+        assert {row["workload"] for row in report["rows"]} == {"block-4", "block-8"}
+    else:
+        assert {row["batch_size"] for row in report["rows"]} == {1, 2}
+        assert "Microseconds per sample" in result.stdout
+    assert (tmp_path / f"{file.stem}.svg").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workloads", "lime"], "unknown workload 'lime'. Did you mean 'line'?"),
+        (["--workloads", ","], "--workloads: expected at least one name, got none"),
+        (["--groupings", "all-layers"], "unknown grouping 'all-layers'. Did you mean 'all-layer'?"),
+        (["--strategies", "gost"], "unknown strategy 'gost'. Did you mean 'ghost'?"),
+        (["--peers", "opacus-hook"], "unknown peer 'opacus-hook'. Did you mean 'opacus-hooks'?"),
+        (["--sweep", "token"], "unknown sweep 'token'. Did you mean 'tokens'?"),
+        (["--sweep", "batch", "--workloads", "line"], "either --sweep or --workloads, got both"),
+        (["--physical-per-logical", "two"], "--physical-per-logical two: expected numbers"),
+        (["--physical-per-logical", "0"], "physical_per_logical=0 is not valid"),
+        (["--rounds", "0"], "rounds=0 is not valid"),
+        (["--plot", "ratios.txt"], "expected a name that ends in .png, .svg, .pdf"),
+    ],
+)
+def test_a_mistake_ends_with_a_clear_message_and_code_2(arguments, message):
+    assert_refused(run("bench", *arguments), message)
+
+
+def test_a_peer_that_is_asked_for_must_be_installed(monkeypatch):
+    monkeypatch.setattr(bench_choice, "is_installed", lambda: False)
+    assert_refused(run("bench", "--peers", "opacus-ghost"), "opacus is not installed")
+    assert bench_choice.peers(None) == []

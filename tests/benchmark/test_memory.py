@@ -1,0 +1,56 @@
+"""Peaks of resident memory, and processes that measure them."""
+
+import pytest
+import torch
+
+from quietgrad.benchmark import Memory, NonPrivate, peak
+from quietgrad.benchmark.memory import peak_memory
+
+from . import standins
+from .standins import KINDS, StandIn
+
+MEGABYTES = 64
+pytestmark = pytest.mark.skipif(not peak.is_known(), reason="this system does not tell")
+
+
+@pytest.mark.parametrize("can_reset", [True, False])
+def test_a_peak_is_seen(can_reset, monkeypatch):
+    if not can_reset:
+        monkeypatch.setattr(peak, "_reset", lambda: False)
+    peak.give_back()
+    before = peak.resident()
+    with peak.watched() as highest:
+        held = torch.ones(MEGABYTES << 18)
+        found = highest.bytes() - before
+        assert found >= 0.9 * held.numel() * held.element_size()
+    assert ("sampled" in highest.method) != (can_reset and "VmHWM" in highest.method)
+
+
+def test_an_earlier_peak_does_not_count(monkeypatch):
+    if not peak._reset():
+        pytest.skip("the peak cannot be reset here")
+    held = torch.ones(4 * MEGABYTES << 18)
+    del held
+    peak.give_back()
+    before = peak.resident()
+    with peak.watched() as highest:
+        assert highest.bytes() - before < MEGABYTES << 20
+
+
+def test_a_process_of_its_own():
+    found = peak_memory(KINDS[0], NonPrivate(), 2, "default")
+    assert isinstance(found, Memory)
+    assert found.first_steps > 0
+    assert set(found.as_dict()) == {"first_steps_bytes", "steady_bytes", "method"}
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (standins.break_at_once, "IndexError: position ids have batch size 1"),
+        (standins.die, "the process ended with exit code 3"),
+    ],
+)
+def test_a_process_that_fails_says_why(act, reason):
+    found = peak_memory(KINDS[0], StandIn("peer", act), 1, "default")
+    assert (found.status, found.reason) == ("fails", reason)

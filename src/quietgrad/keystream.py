@@ -40,14 +40,18 @@ class Words:
     def __init__(self, capacity: int) -> None:
         self._bytes = bytearray(capacity * _WORD.itemsize + _SLACK)
         self._words = np.frombuffer(self._bytes, dtype=_WORD, count=capacity)
+        self._place: tuple[bytes, int] | None = None
 
     def fill(self, key: bytes, first_block: int, count: int) -> NDArray[np.uint64]:
         """So many words of the key's stream from a block on; valid until the next call."""
-        counter = first_block.to_bytes(BLOCK_BYTES, "big")
-        encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        if self._place != (key, first_block):  # to go on is cheaper than to begin
+            counter = first_block.to_bytes(BLOCK_BYTES, "big")
+            self._stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
         room, wanted = memoryview(self._bytes), count * _WORD.itemsize
         for start in range(0, wanted, len(_ZEROS)):
-            encryptor.update_into(_ZEROS[: wanted - start], room[start:])
+            self._stream.update_into(_ZEROS[: wanted - start], room[start:])
+        blocks, rest = divmod(wanted, BLOCK_BYTES)
+        self._place = None if rest else (key, first_block + blocks)
         return self._words[:count]
 
 

@@ -74,6 +74,8 @@ class Evaluator:
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
+        if isinstance(factor, Dense):
+            return factor.sq_norm(), factor
         ways = self._ways(factor)
         if self._timings is None or len(ways) == 1 or not _is_timed(factor):
             return self._evaluate(factor, ways[0])

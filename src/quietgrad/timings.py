@@ -28,9 +28,11 @@ class Timings(Generic[Way]):
             ways: at least one, the most promising first.
         """
         known = self._seconds.setdefault(key, {})
+        if len(ways) == 1:
+            return ways[0], False
         trials = {way: len(known.get(way, ())) for way in ways}
         least_tried = min(ways, key=lambda way: trials[way])
-        if trials[least_tried] < _TRIALS and len(ways) > 1:
+        if trials[least_tried] < _TRIALS:
             return least_tried, True
         return min(ways, key=lambda way: min(known.get(way, [0.0]))), False
 

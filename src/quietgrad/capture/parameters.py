@@ -23,7 +23,9 @@ class ParameterTable:
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
-        return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        found: dict[str, nn.Parameter] = {}
+        _collect(self._model, "", found, set())
+        return found
 
     def target(self, parameter: nn.Parameter) -> ParameterTarget:
         """The managed parameter behind a tensor seen in an operation."""
@@ -61,6 +63,21 @@ class ParameterTable:
             if p is not None
         }
         return self._name_of(parameter) or None
+
+
+def _collect(
+    module: nn.Module, prefix: str, found: dict[str, nn.Parameter], seen: set[int]
+) -> None:
+    """What ``named_parameters`` gives, in its order, in a fraction of the time."""
+    seen.add(id(module))
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) not in seen:
+            seen.add(id(parameter))
+            if parameter.requires_grad:
+                found[prefix + attribute] = parameter
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in seen:
+            _collect(child, f"{prefix}{name}.", found, seen)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:

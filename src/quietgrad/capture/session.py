@@ -189,15 +189,6 @@ class Capture:
     # -- internals -----------------------------------------------------------------------------
 
     @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Refusals in here are told, for a model may catch them and go on."""
-        try:
-            yield
-        except QuietgradError as error:
-            self.on_refusal(error)
-            raise
-
-    @contextmanager
     def _paused(self) -> Iterator[None]:
         """The model runs without being captured."""
         self._is_paused = True
@@ -244,16 +235,24 @@ class _Hook:
 
 class _Enter(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self.capture is not None:
-            with self.capture.refusing():
-                self.capture.enter(self._path, module, args, kwargs)
+        if self.capture is None:
+            return
+        try:
+            self.capture.enter(self._path, module, args, kwargs)
+        except QuietgradError as error:
+            self.capture.on_refusal(error)  # a model may catch it and go on
+            raise
 
 
 class _Leave(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if self.capture is not None:
-            with self.capture.refusing():
-                self.capture.leave(module, args, kwargs, output)
+        if self.capture is None:
+            return
+        try:
+            self.capture.leave(module, args, kwargs, output)
+        except QuietgradError as error:
+            self.capture.on_refusal(error)
+            raise
 
 
 def detach(model: nn.Module) -> None:

@@ -128,7 +128,10 @@ def _lengths(tensor: Tensor) -> Tensor:
     """Length of every position, ``[B, T]``, also where squares would overflow or underflow."""
     lengths = vector_norm(tensor, dim=2)
     info = torch.finfo(tensor.dtype)
-    if ((lengths > info.tiny**0.5 * 1e4) & (lengths < info.max**0.5)).all():
+    if not lengths.numel():
+        return lengths
+    shortest, longest = torch.aminmax(lengths)
+    if shortest > info.tiny**0.5 * 1e4 and longest < info.max**0.5:
         return lengths
     peaks = vector_norm(tensor, torch.inf, dim=2, keepdim=True).clamp_min(info.tiny)
     return peaks.squeeze(2) * vector_norm(tensor / peaks, dim=2)

@@ -48,7 +48,10 @@ def as_computed(tensor: Tensor, output: Tensor) -> Tensor:
 
 def bias_factor(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added along the last dimension."""
-    return Dense(rows.split(grad, 1).sum(1, dtype=_sum_type(grad)))
+    positions = rows.split(grad, 1)
+    if positions.shape[1] == 1:
+        return Dense(positions.squeeze(1))
+    return Dense(positions.sum(1, dtype=_sum_type(grad)))
 
 
 def weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor:

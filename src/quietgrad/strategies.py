@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from quietgrad.factors import Dense, Factor, cover_rounding
+from quietgrad.factors import Dense, Factor, Grams, Outer, cover_rounding
 from quietgrad.timings import Timings
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
@@ -71,6 +71,7 @@ class Evaluator:
         self._budget, self._timings = memory_budget, timings
         self._held = 0
         self._trials: dict[int, _Trial] = {}
+        self._grams = Grams()
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
@@ -119,6 +120,8 @@ class Evaluator:
                 squares = _sq_norm_in_chunks(factor, way.how)
                 return cover_rounding(squares, factor.magnitude()), factor
             case _:
+                if isinstance(factor, Outer):
+                    factor.grams = self._grams
                 return factor.sq_norm(), factor
 
     def _ways(self, factor: Factor) -> list[Way]:

@@ -285,10 +285,17 @@ class Tape:
 def _project(grad: Tensor) -> tuple[float, float]:
     """A fixed linear function of a gradient, and a bound on its rounding error."""
     real = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
-    flat = real.flatten().double()
-    weights = torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
-    slack = torch.finfo(grad.dtype).eps ** 0.5 * (flat.abs() @ weights)
-    return (flat @ weights).item(), slack.item()
+    if not real.numel():
+        return 0.0, 0.0
+    rows = real.reshape(-1, real.shape[-1] if real.ndim else 1)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    # A product of two functions, so that all but the last sum is left to a matrix product.
+    outer, inner = (
+        torch.linspace(1, 2, n, dtype=rows.dtype, device=rows.device) for n in rows.shape
+    )
+    value = (rows @ inner).double() @ outer.double()
+    most = 4 * torch.linalg.vector_norm(rows, 1)
+    return value.item(), (torch.finfo(grad.dtype).eps ** 0.5 * most).item()
 
 
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:

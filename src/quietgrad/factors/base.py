@@ -43,6 +43,10 @@ class Factor(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """``sum_i weights[i] * gradient_i``, of the parameter's shape."""
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        """``total`` with the weighted sum added, perhaps in its own memory."""
+        return total.add_(self.weighted_sum(weights))
+
     @abstractmethod
     def materialize(self) -> Tensor:
         """The per-sample gradients themselves, ``[B, *shape]``."""

@@ -30,9 +30,11 @@ class Combined(Factor):
         return cover_rounding(total, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.parts[0].weighted_sum(weights)
-        for part in self.parts[1:]:
-            total = total + part.weighted_sum(weights)
+        # What only touches a few rows goes last: it needs no table of its own then.
+        first, *others = sorted(self.parts, key=lambda part: isinstance(part, Gather))
+        total = first.weighted_sum(weights)
+        for part in others:
+            total = part.add_weighted_sum(weights, total)
         return total
 
     def materialize(self) -> Tensor:

@@ -37,9 +37,11 @@ class Gather(Factor):
         return cover_rounding(totals, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        values = scale_samples(self.values, weights).flatten(0, 1)
-        table = values.new_zeros(self.shape[0], values.shape[1])
-        return table.index_add_(0, self.ids.flatten(), values).view(self.shape)
+        return self.add_weighted_sum(weights, self.values.new_zeros(self.shape))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        values = scale_samples(self.values, weights).view(-1, *self.shape[1:])
+        return total.index_add_(0, self.ids.flatten(), values.to(total.dtype))
 
     def materialize(self) -> Tensor:
         values = self.values.flatten(0, 1)

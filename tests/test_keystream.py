@@ -37,6 +37,17 @@ def test_a_stream_can_be_read_from_any_block():
         assert np.array_equal(part, whole[2 * block : 2 * block + 100])
 
 
+def test_going_on_reads_the_same_stream_as_beginning_anew():
+    key, other = fresh_key(), fresh_key()
+    whole, room = words(key, 1000), Words(300)
+    assert np.array_equal(room.fill(key, 0, 200), whole[:200])
+    assert np.array_equal(room.fill(key, 100, 300), whole[200:500])  # goes on
+    assert np.array_equal(room.fill(key, 0, 201), whole[:201])  # ends in the middle of a block
+    assert np.array_equal(room.fill(key, 100, 100), whole[200:300])
+    assert np.array_equal(room.fill(other, 150, 100), words(other, 400)[300:])
+    assert np.array_equal(room.fill(key, 200, 100), whole[400:500])
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 32767, 32768, 32769, 100_001])
 def test_any_number_of_words(count):
     drawn = words(fresh_key(), count)

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, randint, randn
+from torch import Tensor, randint, randn, randn_like
 
 from quietgrad.factors import (
     Combined,
@@ -177,6 +177,69 @@ def test_strategies_differ_in_nothing_but_cost(kind, strategy):
     same(found, squares(grads))
     weights = torch.rand(B, dtype=torch.float64)
     same(held.weighted_sum(weights), torch.einsum("b,b...->...", weights, grads))
+
+
+@NAMED_KINDS
+def test_all_ways_to_materialize_give_the_same(kind):
+    factor, grads = made(kind, torch.float64)
+    for materialize in factor.materializers().values():
+        same(materialize(), grads)
+
+
+CONVOLUTIONS = {
+    "plain": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 1, transposed=False), 2, 8, 8),
+    "strided": (Geometry((3, 2), (2, 0), (1, 2), (0, 0), 1, transposed=False), 1, 11, 10),
+    "a long image": (Geometry((2,), (3,), (2,), (0,), 1, transposed=False), 3, 40),
+    "volumes": (
+        Geometry((1, 2, 1), (0, 1, 1), (1, 1, 2), (0, 0, 0), 1, transposed=False),
+        1,
+        4,
+        5,
+        7,
+    ),
+    "transposed": (Geometry((2, 3), (1, 0), (1, 2), (1, 2), 1, transposed=True), 2, 4, 5),
+    "grouped": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 2, transposed=False), 1, 6, 6),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_every_way_of_a_convolution_equals_a_loop(case, last, monkeypatch):
+    """One sample at a time, the first one broken: what is in the buffers must not stay there."""
+    monkeypatch.setattr("quietgrad.factors.patches._CHUNK_FLOATS", 1)
+    geometry, images, *size = CONVOLUTIONS[case]
+    factor, expected = convolution(geometry, images, size, channels_last=last)
+    for materialize in factor.materializers().values():
+        same(materialize()[1:], expected[1:])
+    same(factor.sq_norm()[1:], squares(expected[1:]))
+    weights = torch.rand(B - 1, dtype=torch.float64)
+    found = factor.select(slice(1, None)).weighted_sum(weights)
+    same(found, torch.einsum("b,b...->...", weights, expected[1:]))
+
+
+def convolution(geometry, images, size, *, channels_last):
+    dims, groups = len(size), geometry.groups
+    weight = randn(4, 2, *[3, 2, 2][:dims], dtype=torch.float64, requires_grad=True)
+    channels = 4 if geometry.transposed else 2 * groups
+    inputs = randn(B, images, channels, *size, dtype=torch.float64)
+    inputs[0] = torch.nan
+    if channels_last:
+        inputs = inputs.movedim(2, -1).contiguous().movedim(-1, 2)
+    outputs = [
+        torch.convolution(
+            x, weight, None, geometry.stride, geometry.padding, geometry.dilation,
+            geometry.transposed, geometry.output_padding, groups,
+        )
+        for x in inputs
+    ]  # fmt: skip
+    grads = torch.stack([randn_like(output) for output in outputs])
+    expected = [
+        torch.autograd.grad(output, weight, grad)[0]
+        for output, grad in zip(outputs, grads, strict=True)
+    ]
+    if channels_last:
+        grads = grads.movedim(2, -1).contiguous().movedim(-1, 2)
+    return Conv(inputs, grads, weight.shape, geometry), torch.stack(expected)
 
 
 def test_half_precision_is_widened():

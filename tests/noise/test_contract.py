@@ -62,6 +62,20 @@ def test_totals_that_are_not_contiguous(name):
 
 
 @SOURCES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_total_and_noise_are_divided(name, dtype):
+    totals = [torch.full((300_001,), 6.0, dtype=dtype), torch.full((7, 5), -9.0, dtype=dtype).t()]
+    large, small = noise.resolve(name).add([total.clone() for total in totals], 2.0, 4.0)
+    assert large.shape == (300_001,)
+    assert small.shape == (5, 7)
+    assert abs(large.mean() - 1.5) < 0.01
+    assert abs(large.std() - 0.5) < 0.01
+    assert abs(small.mean() + 2.25) < 0.6
+    with pytest.raises(ValueError, match="divisor"):
+        noise.resolve(name).add([totals[0]], 2.0, 0.0)
+
+
+@SOURCES
 def test_no_draw_repeats(name):
     source, other = noise.resolve(name), noise.resolve(name)
     draws = [draw(s) for s in (source, source, other, other)]

@@ -86,10 +86,20 @@ class Factor(ABC):
 
 
 def form(tensor: Tensor) -> Hashable:
-    """What a tensor looks like but for its first dimension: the sizes, their order in memory."""
+    """What a tensor looks like but for its first dimension: rough sizes, their order in memory.
+
+    Lengths of sequences may be others in every batch, and what is fastest for one is so for the
+    next.
+    """
     strides = tensor.stride()
     order = tuple(sorted(range(1, tensor.ndim), key=lambda dim: -strides[dim]))
-    return tuple(tensor.shape[1:]), order, tensor.dtype
+    return tuple(map(_roughly, tensor.shape[1:])), order, tensor.dtype
+
+
+def _roughly(size: int) -> int:
+    """The two leading bits."""
+    rest = max(0, size.bit_length() - 2)
+    return size >> rest << rest
 
 
 def wide(tensor: Tensor) -> Tensor:

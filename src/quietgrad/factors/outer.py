@@ -88,7 +88,7 @@ class Outer(Factor):
         return self.rows.device
 
     def signature(self) -> Hashable:
-        return Outer, form(self.rows), form(self.cols), self.groups
+        return Outer, form(self.rows), form(self.cols), self.groups, self.shape
 
     def select(self, samples: slice | Tensor) -> Outer:
         return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)

@@ -1,0 +1,83 @@
+"""Timed choices: all are tried, the fastest is kept, and what they compute is the same."""
+
+import pytest
+import torch
+from torch import nn
+
+import quietgrad as qg
+from quietgrad.factors import Outer
+from quietgrad.strategies import Evaluator, Way
+from quietgrad.timings import Timings
+
+WAYS = ("slow", "quick", "middling")
+SECONDS = {"slow": 3.0, "quick": 1.0, "middling": 2.0}
+
+
+def test_each_way_is_tried_twice_and_the_fastest_kept():
+    timings = Timings[str]()
+    tried = []
+    while True:
+        way, is_trial = timings.choose("shape", WAYS)
+        if not is_trial:
+            break
+        tried.append(way)
+        timings.record("shape", way, SECONDS[way])
+    assert sorted(tried) == sorted(WAYS * 2)
+    assert way == "quick"
+    assert timings.choose("another shape", WAYS) == ("slow", True)
+
+
+def test_one_slow_run_does_not_condemn_a_way():
+    timings = Timings[str]()
+    for way, seconds in [("a", 9.0), ("b", 2.0), ("a", 1.0), ("b", 2.0)]:
+        timings.record("shape", way, seconds)
+    assert timings.choose("shape", ("a", "b")) == ("a", False)
+
+
+def test_a_way_that_is_out_of_the_question_is_not_chosen():
+    timings = Timings[str]()
+    for way in WAYS * 2:
+        timings.record("shape", way, SECONDS[way])
+    assert timings.choose("shape", ("slow", "middling")) == ("middling", False)
+    assert timings.choose("shape", ("slow",)) == ("slow", False)
+
+
+def test_what_is_tried_changes_nothing_but_rounding():
+    timings = Timings[Way]()
+    found = set()
+    for _ in range(8):
+        torch.manual_seed(0)
+        factor = Outer(torch.randn(6, 30, 20).double(), torch.randn(6, 30, 20).double())
+        evaluator = Evaluator("auto", timings=timings)
+        squares, held = evaluator.evaluate(factor)
+        total = evaluator.weighted_sum(held, torch.arange(6.0).double(), None)
+        found.add(type(held).__name__)
+        torch.testing.assert_close(squares, factor.materialize().flatten(1).square().sum(1))
+        torch.testing.assert_close(total, factor.weighted_sum(torch.arange(6.0).double()))
+    assert found == {"Dense", "Outer"}  # kept, and by ghost norms
+
+
+def test_sequences_of_any_length_share_what_is_known():
+    lengths = range(1, 2000)
+    keys = {Outer(torch.empty(2, n, 3), torch.empty(2, n, 4)).signature() for n in lengths}
+    assert len(keys) <= 2 * 11
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_seeded_run_goes_by_formulas_and_repeats_itself(seed):
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
+        data = torch.utils.data.TensorDataset(torch.randn(40, 2, 8, 8), torch.randint(3, (40,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = qg.PrivacyEngine(
+            model, optimizer, data, batch_size=10, noise_multiplier=1.0, delta=1e-3, seed=seed
+        )
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+            engine.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    first, second = train(), train()
+    assert torch.equal(first, second) == (seed is not None)

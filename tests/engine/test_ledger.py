@@ -102,9 +102,12 @@ def test_without_a_plan_the_noise_added_is_the_noise_recorded(monkeypatch):
     engine = attach(model, noise_schedule=lambda step: next(answers))
     added = []
     add = SecureNoise.add
-    monkeypatch.setattr(
-        SecureNoise, "add", lambda self, totals, std: added.append(std) or add(self, totals, std)
-    )
+
+    def noted(self, totals, std, divisor):
+        added.append(std)
+        return add(self, totals, std, divisor)
+
+    monkeypatch.setattr(SecureNoise, "add", noted)
     train(engine, model, steps=1)
     (event,) = engine.ledger.events
     assert set(added) == {event.noise_multiplier * engine.sensitivity}

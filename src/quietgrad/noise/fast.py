@@ -60,14 +60,12 @@ def _add_noise(chunks: list[list[Piece]], key: bytes, std: float, divisor: float
     words, gaussians = Words(room // 2), SingleGaussians(room)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _BLOCKS, (size + 1) // 2).view("<i4")
-        values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
-        _release(values, chunk, divisor)
-
-
-def _release(values: Tensor, chunk: list[Piece], divisor: float) -> None:
-    total = joined(chunk)
-    if len(chunk) == 1 and total.dtype == torch.float32 and total.is_contiguous():
-        torch.add(values, total, alpha=1 / divisor, out=chunk[0].noisy)  # saves a pass
-    else:
-        values = values.double() if total.dtype == torch.float64 else values
-        write(values.add_(total, alpha=1 / divisor), chunk)
+        total = joined(chunk)
+        if total.dtype == torch.float64:  # scaled in its own precision
+            values = gaussians.of(torch.from_numpy(bits), 1.0)[:size].double().mul_(std / divisor)
+        else:
+            values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
+        if len(chunk) == 1 and total.dtype == chunk[0].noisy.dtype:
+            torch.add(values, total, alpha=1 / divisor, out=chunk[0].noisy)  # saves a pass
+        else:
+            write(values.add_(total, alpha=1 / divisor), chunk)

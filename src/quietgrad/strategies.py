@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from quietgrad.factors import Dense, Factor, Grams, Outer, cover_rounding
+from quietgrad.errors import UnsupportedOperationError
+from quietgrad.factors import Dense, Factor, Grams, Outer, cover_rounding, writable
 from quietgrad.timings import Timings
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
@@ -75,6 +76,7 @@ class Evaluator:
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
+        _require_unchanged(factor)
         if isinstance(factor, Dense):
             return factor.sq_norm(), factor
         ways = self._ways(factor)
@@ -92,6 +94,7 @@ class Evaluator:
 
     def weighted_sum(self, held: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
         """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned."""
+        _require_unchanged(held)
         trial = self._trials.pop(id(held), None)
         self.release(held)
         started = time.perf_counter()
@@ -99,7 +102,7 @@ class Evaluator:
         if trial is not None and self._timings is not None and samples is None:
             seconds = trial.seconds + time.perf_counter() - started
             self._timings.record(trial.key, trial.way, seconds / trial.samples)
-        return total
+        return writable(total)
 
     def release(self, factor: Factor) -> None:
         """Tell that a factor returned by :meth:`evaluate` is no longer held."""
@@ -152,6 +155,17 @@ class Evaluator:
         else:
             costs["discard"] = dense.flops + _MEMORY_PASS * _DISCARD_PASSES * dense.floats
         return costs
+
+
+def _require_unchanged(factor: Factor) -> None:
+    """What was measured must be what is summed."""
+    if factor.changed():
+        raise UnsupportedOperationError(
+            "a gradient, or an input of a layer, was changed in place during the backward pass, "
+            "after it had been taken for clipping: a hook, or the backward of a custom autograd "
+            "function, writes to what it was given. Let it return a new tensor (g * 2 instead of "
+            "g.mul_(2))."
+        )
 
 
 def _is_timed(factor: Factor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -269,6 +270,7 @@ class Tape:
         self._done.add(name)
         uses = self._factors.pop(name, None)
         if uses and self._sink is not None:
+            _require_unchanged(name, [each for factors in uses.values() for each in factors])
             pulled = [target.pull(name, combine(factors)) for target, factors in uses.items()]
             self._sink.parameter_done(name, combine(pulled))
 
@@ -282,6 +284,16 @@ class Tape:
             )
 
 
+def _require_unchanged(name: str, factors: Iterable[Factor]) -> None:
+    if any(factor.changed() for factor in factors):
+        raise UnsupportedOperationError(
+            f"a gradient on its way to parameter '{name}', or an input of its layer, was changed "
+            "in place during the backward pass, after it had been taken: a hook, or the backward "
+            "of a custom autograd function, writes to what it was given. Let it return a new "
+            "tensor (g * 2 instead of g.mul_(2))."
+        )
+
+
 def _project(grad: Tensor) -> tuple[float, float]:
     """A fixed linear function of a gradient, and a bound on its rounding error."""
     real = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
@@ -293,9 +305,11 @@ def _project(grad: Tensor) -> tuple[float, float]:
     outer, inner = (
         torch.linspace(1, 2, n, dtype=rows.dtype, device=rows.device) for n in rows.shape
     )
-    value = (rows @ inner).double() @ outer.double()
-    most = 4 * torch.linalg.vector_norm(rows, 1)
-    return value.item(), (torch.finfo(grad.dtype).eps ** 0.5 * most).item()
+    value = ((rows @ inner).double() @ outer.double()).item()
+    most = 4 * torch.linalg.vector_norm(rows, 1).item()
+    if not math.isfinite(most) and rows.dtype == torch.float32:
+        return _project(grad.double())  # too large to be added up in single precision
+    return value, torch.finfo(grad.dtype).eps ** 0.5 * most
 
 
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:

@@ -15,6 +15,13 @@ from quietgrad.errors import StrayGradientError
 from quietgrad.noise import Noise
 
 
+def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    """In the type and the layout of the parameter: fused optimizers rely on them."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
 class Release:
     """Lets the optimizer step with the engine's gradients, and with no others.
 
@@ -45,7 +52,7 @@ class Release:
             totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
             gradients = self._noise.add(totals, std, divisor)
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
-                parameter.grad = gradient.to(parameter.dtype)
+                parameter.grad = _like(parameter, gradient)
             self._is_due = True
             self._optimizer.step()
         finally:

@@ -1,6 +1,6 @@
 """Per-sample gradients kept factored: norms and weighted sums without materializing them."""
 
-from quietgrad.factors.base import Cost, Factor, cover_rounding, wide
+from quietgrad.factors.base import Cost, Factor, cover_rounding, wide, writable
 from quietgrad.factors.combined import Combined, combine, dot
 from quietgrad.factors.convolution import Conv, Geometry
 from quietgrad.factors.dense import Dense
@@ -24,4 +24,5 @@ __all__ = [
     "cover_rounding",
     "dot",
     "wide",
+    "writable",
 ]

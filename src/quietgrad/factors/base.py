@@ -33,6 +33,10 @@ class Factor(ABC):
     shape: torch.Size
 
     @abstractmethod
+    def changed(self) -> bool:
+        """Whether a tensor it was made of has been written to since."""
+
+    @abstractmethod
     def sq_norm(self) -> Tensor:
         """Squared Euclidean norm of each sample's gradient, ``[B]``, without materializing it.
 
@@ -44,7 +48,7 @@ class Factor(ABC):
         """``sum_i weights[i] * gradient_i``, of the parameter's shape."""
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
-        """``total`` with the weighted sum added, perhaps in its own memory."""
+        """``total``, which may be written to, with the weighted sum added."""
         return total.add_(self.weighted_sum(weights))
 
     @abstractmethod
@@ -83,6 +87,29 @@ class Factor(ABC):
     @abstractmethod
     def materialize_cost(self) -> Cost:
         """Estimated cost of :meth:`materialize`."""
+
+
+class Stamp:
+    """Tensors as they were: torch counts how often one, or a view of it, is written to."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._seen = [(tensor, _version(tensor)) for tensor in tensors]
+
+    def differs(self) -> bool:
+        """Whether one of them has been written to."""
+        return any(_version(tensor) != version for tensor, version in self._seen)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def writable(total: Tensor) -> Tensor:
+    """``total``, or a copy of it if several of its entries share their memory."""
+    shared = any(
+        size > 1 and not stride for size, stride in zip(total.shape, total.stride(), strict=True)
+    )
+    return total.contiguous() if shared else total
 
 
 def form(tensor: Tensor) -> Hashable:

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, cover_rounding, vector_norm
+from quietgrad.factors.base import Cost, Factor, cover_rounding, vector_norm, writable
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -22,6 +22,9 @@ class Combined(Factor):
         self.parts = tuple(parts)
         self.batch, self.shape = parts[0].batch, parts[0].shape
 
+    def changed(self) -> bool:
+        return any(part.changed() for part in self.parts)
+
     def sq_norm(self) -> Tensor:
         squares = [part.sq_norm() for part in self.parts]
         crosses = [2 * dot(a, b) for a, b in combinations(self.parts, 2)]
@@ -32,7 +35,7 @@ class Combined(Factor):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         # What only touches a few rows goes last: it needs no table of its own then.
         first, *others = sorted(self.parts, key=lambda part: isinstance(part, Gather))
-        total = first.weighted_sum(weights)
+        total = writable(first.weighted_sum(weights))
         for part in others:
             total = part.add_weighted_sum(weights, total)
         return total

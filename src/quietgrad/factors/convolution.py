@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, form, scale_samples, vector_norm, wide
+from quietgrad.factors.base import Cost, Factor, Stamp, form, scale_samples, vector_norm, wide
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.patches import Patches, laid_out_last
 
@@ -40,6 +40,10 @@ class Conv(Factor):
         self.inputs, self.grads = wide(inputs), wide(grads)
         self.batch, self.images = inputs.shape[:2]
         self.shape, self.geometry = shape, geometry
+        self._stamp = Stamp(self.inputs, self.grads)
+
+    def changed(self) -> bool:
+        return self._stamp.differs()
 
     def sq_norm(self) -> Tensor:
         parts = [

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, form, vector_norm, wide
+from quietgrad.factors.base import Cost, Factor, Stamp, form, vector_norm, wide
 
 
 class Dense(Factor):
@@ -19,6 +19,10 @@ class Dense(Factor):
         self.shape = grads.shape[1:]
         strides = self.grads.stride()
         self._order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
+        self._stamp = Stamp(self.grads)
+
+    def changed(self) -> bool:
+        return self._stamp.differs()
 
     def sq_norm(self) -> Tensor:
         return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()

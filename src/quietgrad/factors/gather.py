@@ -10,6 +10,7 @@ from torch import Tensor
 from quietgrad.factors.base import (
     Cost,
     Factor,
+    Stamp,
     cover_rounding,
     form,
     scale_samples,
@@ -29,6 +30,10 @@ class Gather(Factor):
     def __init__(self, ids: Tensor, values: Tensor, shape: torch.Size) -> None:
         self.ids, self.values = ids, wide(values)
         self.batch, self.shape = ids.shape[0], shape
+        self._stamp = Stamp(self.ids, self.values)
+
+    def changed(self) -> bool:
+        return self._stamp.differs()
 
     def sq_norm(self) -> Tensor:
         keys, rows = self._summed_rows()
@@ -40,7 +45,7 @@ class Gather(Factor):
         return self.add_weighted_sum(weights, self.values.new_zeros(self.shape))
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
-        values = scale_samples(self.values, weights).view(-1, *self.shape[1:])
+        values = scale_samples(self.values, weights).reshape(-1, *self.shape[1:])
         return total.index_add_(0, self.ids.flatten(), values.to(total.dtype))
 
     def materialize(self) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from quietgrad.factors.base import (
     Cost,
     Factor,
+    Stamp,
     cover_rounding,
     form,
     scale_samples,
@@ -57,6 +58,10 @@ class Outer(Factor):
         self.shape = shape or torch.Size((height, cols.shape[2] // groups))
         self.grams = Grams()
         self._magnitude: Tensor | None = None
+        self._stamp = Stamp(self.rows, self.cols)
+
+    def changed(self) -> bool:
+        return self._stamp.differs()
 
     def sq_norm(self) -> Tensor:
         if self.groups > 1:
@@ -137,10 +142,14 @@ class Outer(Factor):
     def _mend(self, squares: Tensor, row_sizes: Tensor, col_sizes: Tensor) -> Tensor:
         """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
         uncancelled = (row_sizes * col_sizes).sqrt().sum(1).square()
-        limit = torch.finfo(squares.dtype).eps / _TOLERATED_ERROR[squares.dtype]
+        info, tolerated = torch.finfo(squares.dtype), _TOLERATED_ERROR[squares.dtype]
         largest = torch.maximum(row_sizes, col_sizes).amax(1)
-        # Beside huge entries tiny ones count, whose squares have underflowed.
-        fine = (squares >= limit * uncancelled) & (largest < torch.finfo(squares.dtype).max ** 0.25)
+        # Products of small entries vanish, each with less than the smallest number: beside huge
+        # entries they count.
+        width = max(self.rows.shape[2], self.cols.shape[2])
+        vanished = self.positions**2 * width * info.tiny * largest
+        least = (info.eps * uncancelled + 2 * vanished) / tolerated
+        fine = (squares >= least) & (largest < info.max**0.25)
         for sample in (~fine).nonzero():
             squares[sample] = Dense(self.select(sample).materialize()).sq_norm()
         return squares

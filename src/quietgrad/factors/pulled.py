@@ -68,6 +68,9 @@ class Pulled(Factor):
         """The type in which norms are computed."""
         return wide(self.pullback.source.detach()[:0] if self.shape else self.pullback.source).dtype
 
+    def changed(self) -> bool:
+        return self.inner.changed()
+
     def sq_norm(self) -> Tensor:
         if self.pullback.isometric:
             return self.inner.sq_norm()

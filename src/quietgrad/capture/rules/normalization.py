@@ -105,11 +105,9 @@ def _native_group_norm(
 def _group_scale(rows: Rows, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor) -> Factor:
     """From the statistics: the normalized input need not be computed again."""
     grads = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
-    by_group = (*mean.shape, -1)
-    with_input = (grads * input.reshape(grads.shape)).sum(2).view(by_group)
-    alone = grads.sum(2).view(by_group)
-    centred = torch.addcmul(with_input, mean.unsqueeze(2), alone, value=-1)
-    return Dense(rows.split((centred * scale.unsqueeze(2)).flatten(1), 1).sum(1))
+    centred = input.reshape(*mean.shape, -1) - mean.unsqueeze(2)
+    products = centred.view(grads.shape).mul_(grads).sum(2).view(*mean.shape, -1)
+    return Dense(rows.split((products * scale.unsqueeze(2)).flatten(1), 1).sum(1))
 
 
 @rule(F.instance_norm)

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "keystream": set(),
     "factors": set(),
     "timings": set(),
-    "strategies": {"errors", "factors", "timings"},
+    "strategies": {"_checks", "errors", "factors", "timings"},
     "capture": {"errors", "factors"},
     "clipping": {"_names"},
     "grouping": {"_names", "clipping"},

@@ -81,3 +81,9 @@ def test_a_seeded_run_goes_by_formulas_and_repeats_itself(seed):
 
     first, second = train(), train()
     assert torch.equal(first, second) == (seed is not None)
+
+
+@pytest.mark.parametrize("budget", ["1GB", None, -1, 1.5, True])
+def test_a_budget_is_a_number_of_bytes(budget):
+    with pytest.raises(ValueError, match="memory_budget"):
+        Evaluator("auto", budget)

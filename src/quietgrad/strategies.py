@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from quietgrad._checks import require_count
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors import Dense, Factor, Grams, Outer, cover_rounding, writable
+from quietgrad.factors import Dense, Factor, cover_rounding, writable
 from quietgrad.timings import Timings
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
@@ -69,10 +70,10 @@ class Evaluator:
             names = ", ".join(get_args(Strategy))
             raise ValueError(f"strategy={strategy!r} is unknown: choose one of {names}")
         self._strategy: Strategy = strategy
-        self._budget, self._timings = memory_budget, timings
+        self._budget = require_count("memory_budget", memory_budget, at_least=0)
+        self._timings = timings
         self._held = 0
         self._trials: dict[int, _Trial] = {}
-        self._grams = Grams()
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
@@ -123,8 +124,6 @@ class Evaluator:
                 squares = _sq_norm_in_chunks(factor, way.how)
                 return cover_rounding(squares, factor.magnitude()), factor
             case _:
-                if isinstance(factor, Outer):
-                    factor.grams = self._grams
                 return factor.sq_norm(), factor
 
     def _ways(self, factor: Factor) -> list[Way]:

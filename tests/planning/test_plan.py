@@ -73,7 +73,7 @@ def test_the_fewest_groups_with_which_a_batch_fits(subject):
 def test_a_batch_that_fits_with_no_grouping(subject):
     found = qg.plan(*subject, memory=40_000_000, physical_batch_size=10**6).recommended
     assert 1 <= found.physical_batch_size < 10**6
-    assert "1,000,000 fit with no grouping" in found.why
+    assert "no grouping makes 1,000,000 fit" in found.why
 
 
 def test_a_budget_for_not_even_one_sample(subject):

@@ -74,6 +74,8 @@ def bench(
     with refusals():
         if plot is not None:
             require_drawable(plot)
+        if json_file is not None:
+            _require_folder(json_file)
         if out is not None:
             require_matplotlib()
         series = _sweep(sweep, chosen)
@@ -88,6 +90,12 @@ def bench(
     _hand_out(report, json_file, plot, out)
     if not report.is_complete:
         raise Stopped("interrupted: this is what was measured so far")
+
+
+def _require_folder(file: Path) -> None:
+    """Before anything is measured: it may take an hour."""
+    if str(file) != "-" and not file.absolute().parent.is_dir():
+        raise ValueError(f"--json {file}: there is no folder {file.absolute().parent}")
 
 
 def _sweep(name: str | None, chosen: str | None) -> Sweep | None:
@@ -118,14 +126,14 @@ def _measured(plan: Bench, series: Sweep | None, *, told_no_peers: bool) -> Repo
 
 
 def _hand_out(report: Report, json_file: Path | None, plot: Path | None, out: Path | None) -> None:
+    if str(json_file) != "-":
+        report.show(Console())
     if json_file is not None:
         write_json(report, json_file)
     if plot is not None:
         write_plot(report, plot)
     if out is not None:
         write_all(report, out)
-    if str(json_file) != "-":
-        report.show(Console())
 
 
 @contextmanager
@@ -135,6 +143,6 @@ def _watching() -> Iterator[Watch]:
     with warnings.catch_warnings(action="ignore"), console.status("") as status:
 
         def note(text: str) -> None:
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         yield Watch(note, status.update)

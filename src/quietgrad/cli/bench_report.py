@@ -14,9 +14,10 @@ from quietgrad.cli.bench_grids import Grid, grids
 
 _SHORT = 160  # characters of a reason; JSON has all of it
 _A_STEP = (
-    "A step is all of it: forward, backward, clipping, noise, SGD. The data lie ready; quietgrad's"
-    " steps include drawing the batch. Each is measured in the faster layout of images (c:"
-    " channels-last). All take a step in every round, and ratios are of steps of the same round."
+    "A step is all of it: forward, backward, clipping, noise (fast, unless said), SGD. The data"
+    " lie ready; quietgrad's steps include drawing the batch. Each is measured in the faster layout"
+    " of images (c: channels-last). All take a step in every round, and ratios are of steps of the"
+    " same round."
 )
 
 

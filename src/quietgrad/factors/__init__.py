@@ -5,7 +5,7 @@ from quietgrad.factors.combined import Combined, combine, dot
 from quietgrad.factors.convolution import Conv, Geometry
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
-from quietgrad.factors.outer import Grams, Outer
+from quietgrad.factors.outer import Outer
 from quietgrad.factors.pulled import Pullback, Pulled
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Factor",
     "Gather",
     "Geometry",
-    "Grams",
     "Outer",
     "Pullback",
     "Pulled",

@@ -25,23 +25,6 @@ from quietgrad.factors.dense import Dense
 _TOLERATED_ERROR = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
-class Grams:
-    """Gram matrices ``[B, T, T]``; the last one is kept: several layers may have the same input."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, int, Tensor] | None = None
-
-    def of(self, positions: Tensor) -> Tensor:
-        """All inner products of a sample's positions; not to be changed."""
-        if self._last is not None:
-            known, version, gram = self._last
-            if known._version == version and _is_same(known, positions):
-                return gram
-        gram = positions @ positions.mT
-        self._last = positions, positions._version, gram
-        return gram
-
-
 class Outer(Factor):
     """``gradient_i = sum_t rows[i, t] (x) cols[i, t]`` with ``rows[B, T, P]``, ``cols[B, T, D]``.
 
@@ -56,7 +39,6 @@ class Outer(Factor):
         self.rows, self.cols, self.groups = wide(rows), wide(cols), groups
         self.batch, self.positions, height = rows.shape
         self.shape = shape or torch.Size((height, cols.shape[2] // groups))
-        self.grams = Grams()
         self._magnitude: Tensor | None = None
         self._stamp = Stamp(self.rows, self.cols)
 
@@ -68,7 +50,7 @@ class Outer(Factor):
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
             return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
-        row_gram, col_gram = self.grams.of(self.rows), self.grams.of(self.cols)
+        row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
         row_sizes, col_sizes = (gram.diagonal(dim1=1, dim2=2) for gram in (row_gram, col_gram))
         squares = (row_gram * col_gram).sum((1, 2))
         squares = self._mend(squares, row_sizes, col_sizes)
@@ -153,16 +135,6 @@ class Outer(Factor):
         for sample in (~fine).nonzero():
             squares[sample] = Dense(self.select(sample).materialize()).sq_norm()
         return squares
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether they show the same memory in the same way."""
-    return (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.dtype == other.dtype
-    )
 
 
 def _lengths(tensor: Tensor) -> Tensor:

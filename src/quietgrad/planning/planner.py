@@ -126,7 +126,7 @@ def _why(option: Option, samples: int, wanted: int | None, step: StepMemory, mem
     if wanted is None:
         why = "the fewest groups for nearly as many samples as can be"
     elif samples < wanted:
-        why = f"{wanted:,} fit with no grouping"
+        why = f"no grouping makes {wanted:,} fit"
     else:
         why = "the fewest groups with which they fit"
     return f"{option.in_words}, {samples:,} samples at once ({fits}): {why}."

@@ -66,6 +66,11 @@ def trace(
     with torch.no_grad(), same_randomness():
         losses = loss_fn(copied(model, {}), batch)
     check_losses(losses)
+    if len(losses) < 2:
+        raise ValueError(
+            f"a batch of {len(losses)} sample: expected at least 2, for samples are probed against "
+            "each other; a few will do"
+        )
     samples, inputs = len(losses), _bytes(tensors_in(batch))
     outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     session = Capture(model, thorough=False)

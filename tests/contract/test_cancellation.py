@@ -147,3 +147,16 @@ def longest_contribution(factor: Factor, clipping: Clipping, strategy: Strategy)
     weights = clipping.weights(squared.clamp_min(0).sqrt(), 1.0)
     parts = [held.weighted_sum(row).norm() for row in torch.diag(weights)]
     return max(parts).item() / clipping.bound(1.0)
+
+
+@every_strategy
+def test_products_that_underflow_are_not_lost(strategy):
+    """Squares of the rows vanish in float32; beside huge columns they are most of the norm."""
+    unit = 2.0**-149
+    rows = torch.full((2, 64, 1000), (0.49 * unit) ** 0.5)
+    rows[..., 0] = unit**0.5
+    cols = torch.zeros(2, 64, 10)
+    cols[..., 0] = 6.4e4
+    truth = 64 * 6.4e4 * rows[0, 0].double().norm().item()
+    squared, _ = Evaluator(strategy).evaluate(Outer(rows, cols))
+    assert (squared.sqrt() - truth).abs().max() <= 1e-3 * truth

@@ -27,7 +27,7 @@ from quietgrad.inspection.samples import (
     require_different,
     select_rows,
 )
-from quietgrad.inspection.subject import LossFunction, Subject
+from quietgrad.inspection.subject import LossFunction, Subject, require_usable
 from quietgrad.strategies import Evaluator, Strategy
 
 _HOW_IT_WAS_CUT = (
@@ -78,7 +78,7 @@ def check(
         ``report.require_ok()``.
     """
     started = time.perf_counter()
-    _require_usable(model, loss_fn)
+    require_usable(model, loss_fn)
     Evaluator(strategy)  # refuses an unknown name
     try:
         refuse_unusable(model)
@@ -108,15 +108,6 @@ def check(
             error.add_note(_HOW_IT_WAS_CUT)
         raise
     return Report(kept, tuple(findings), covered, time.perf_counter() - started)
-
-
-def _require_usable(model: Any, loss_fn: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    if not callable(loss_fn):
-        raise ValueError(
-            f"loss_fn is a {type(loss_fn).__name__}: expected a function of model and batch"
-        )
 
 
 def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:

@@ -118,6 +118,16 @@ class Subject:
         return Tolerance.of(dtypes)
 
 
+def require_usable(model: Any, loss_fn: Any) -> None:
+    """Refuse what is no model, or no function of one."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    if not callable(loss_fn):
+        raise ValueError(
+            f"loss_fn is a {type(loss_fn).__name__}: expected a function of model and batch"
+        )
+
+
 Answer = TypeVar("Answer")
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quietgrad._checks import require_count, require_number
 from quietgrad.grouping.radii import require_positive
+from quietgrad.inspection.subject import require_usable
 from quietgrad.planning.machine import budget, in_words
 from quietgrad.planning.profile import ends_of
 from quietgrad.planning.result import Option, Plan, Recommendation, described, listed
@@ -61,7 +62,7 @@ def plan(
         ValueError: an argument makes no sense, or not even one sample fits.
         QuietgradError: the model or the loss cannot be trained privately as they are.
     """
-    _require_usable(model, loss_fn)
+    require_usable(model, loss_fn)
     allowed = budget(memory)
     wanted = physical_batch_size
     if wanted is not None:
@@ -130,15 +131,6 @@ def _why(option: Option, samples: int, wanted: int | None, step: StepMemory, mem
     else:
         why = "the fewest groups with which they fit"
     return f"{option.in_words}, {samples:,} samples at once ({fits}): {why}."
-
-
-def _require_usable(model: Any, loss_fn: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    if not callable(loss_fn):
-        raise ValueError(
-            f"loss_fn is a {type(loss_fn).__name__}: expected a function of model and batch"
-        )
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

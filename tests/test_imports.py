@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "keystream": set(),
     "factors": set(),
     "timings": set(),
-    "strategies": {"_checks", "errors", "factors", "timings"},
+    "strategies": {"_checks", "factors", "timings"},
     "capture": {"errors", "factors"},
     "clipping": {"_names"},
     "grouping": {"_names", "clipping"},

@@ -13,6 +13,22 @@ class UnsupportedOperationError(QuietgradError):
     """A trainable parameter is used in a way for which no exact rule exists."""
 
 
+class ChangedGradientError(UnsupportedOperationError):
+    """A gradient was written to after it had been taken for clipping.
+
+    Args:
+        parameter: the name of the one it is on its way to.
+    """
+
+    def __init__(self, parameter: str) -> None:
+        super().__init__(
+            f"a gradient on its way to parameter '{parameter}', or an input of its layer, was "
+            "changed in place during the backward pass, after it had been taken for clipping: a "
+            "hook, or the backward of a custom autograd function, writes to what it was given. Let "
+            "it return a new tensor (g * 2 instead of g.mul_(2))."
+        )
+
+
 class SampleMixingError(QuietgradError):
     """Rows of one sample depend on another sample, or cannot be mapped to samples at all."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.clipping import Clipping
-from quietgrad.errors import BoundError
+from quietgrad.errors import BoundError, ChangedGradientError
 from quietgrad.factors import Factor
 from quietgrad.grouping import Group
 from quietgrad.strategies import Evaluator
@@ -75,6 +75,8 @@ class ClippedReducer:
         # A norm of zero may stand for entries too small to square: no weight may enlarge those.
         effective = weights.where(norms != 0, 0.0)
         for name, factor in self._held[index].items():
+            if factor.changed():
+                raise ChangedGradientError(name)  # what was measured must be what is summed
             self.grads[name] = self._evaluator.weighted_sum(factor, effective, samples)
         self._held[index].clear()
 

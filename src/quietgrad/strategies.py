@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from quietgrad._checks import require_count
-from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense, Factor, cover_rounding, writable
 from quietgrad.timings import Timings
 
@@ -77,7 +76,6 @@ class Evaluator:
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
-        _require_unchanged(factor)
         if isinstance(factor, Dense):
             return factor.sq_norm(), factor
         ways = self._ways(factor)
@@ -95,7 +93,6 @@ class Evaluator:
 
     def weighted_sum(self, held: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
         """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned."""
-        _require_unchanged(held)
         trial = self._trials.pop(id(held), None)
         self.release(held)
         started = time.perf_counter()
@@ -154,17 +151,6 @@ class Evaluator:
         else:
             costs["discard"] = dense.flops + _MEMORY_PASS * _DISCARD_PASSES * dense.floats
         return costs
-
-
-def _require_unchanged(factor: Factor) -> None:
-    """What was measured must be what is summed."""
-    if factor.changed():
-        raise UnsupportedOperationError(
-            "a gradient, or an input of a layer, was changed in place during the backward pass, "
-            "after it had been taken for clipping: a hook, or the backward of a custom autograd "
-            "function, writes to what it was given. Let it return a new tensor (g * 2 instead of "
-            "g.mul_(2))."
-        )
 
 
 def _is_timed(factor: Factor) -> bool:

@@ -76,6 +76,15 @@ def test_total_and_noise_are_divided(name, dtype):
 
 
 @SOURCES
+def test_totals_that_share_memory_are_refused(name):
+    total = torch.zeros(5)
+    with pytest.raises(ValueError, match="same noise"):
+        noise.resolve(name).add([total, total], 1.0)
+    with pytest.raises(ValueError, match="same noise"):
+        noise.resolve(name).add([total, total.view(1, 5)], 1.0)
+
+
+@SOURCES
 def test_no_draw_repeats(name):
     source, other = noise.resolve(name), noise.resolve(name)
     draws = [draw(s) for s in (source, source, other, other)]

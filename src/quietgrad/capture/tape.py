@@ -17,6 +17,7 @@ from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.tap import entry
 from quietgrad.capture.targets import Derived, Target, Use
 from quietgrad.errors import (
+    ChangedGradientError,
     SampleMixingError,
     StrayGradientError,
     UnsupportedOperationError,
@@ -224,7 +225,10 @@ class Tape:
         rows = self._rows(site, grad, left)
         for use in site.uses:
             self._refuse_late(use.target.names, site)
-            self._append(use.target, use.make(rows, grad, *saved))
+            factor = use.make(rows, grad, *saved)
+            if self.verify:
+                factor.seal()
+            self._append(use.target, factor)
 
     def _is_broken(self, grad: Tensor, left: Sequence[Placement]) -> bool:
         """Whether there is nothing to learn from but NaN, and it tells which samples are broken."""
@@ -270,7 +274,8 @@ class Tape:
         self._done.add(name)
         uses = self._factors.pop(name, None)
         if uses and self._sink is not None:
-            _require_unchanged(name, [each for factors in uses.values() for each in factors])
+            if any(factor.changed() for factors in uses.values() for factor in factors):
+                raise ChangedGradientError(name)
             pulled = [target.pull(name, combine(factors)) for target, factors in uses.items()]
             self._sink.parameter_done(name, combine(pulled))
 
@@ -282,16 +287,6 @@ class Tape:
                 "clipped: a forward that runs inside the backward pass reuses it. Use "
                 "torch.utils.checkpoint with use_reentrant=False."
             )
-
-
-def _require_unchanged(name: str, factors: Iterable[Factor]) -> None:
-    if any(factor.changed() for factor in factors):
-        raise UnsupportedOperationError(
-            f"a gradient on its way to parameter '{name}', or an input of its layer, was changed "
-            "in place during the backward pass, after it had been taken: a hook, or the backward "
-            "of a custom autograd function, writes to what it was given. Let it return a new "
-            "tensor (g * 2 instead of g.mul_(2))."
-        )
 
 
 def _project(grad: Tensor) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +33,17 @@ class Factor(ABC):
     shape: torch.Size
 
     @abstractmethod
+    def stamps(self) -> Iterable[Stamp]:
+        """Of the tensors that it was made of, as they were then."""
+
+    def seal(self) -> None:
+        """From here on also find writes that torch does not count; costs a pass."""
+        for stamp in self.stamps():
+            stamp.seal()
+
     def changed(self) -> bool:
         """Whether a tensor it was made of has been written to since."""
+        return any(stamp.differs() for stamp in self.stamps())
 
     @abstractmethod
     def sq_norm(self) -> Tensor:
@@ -90,14 +99,37 @@ class Factor(ABC):
 
 
 class Stamp:
-    """Tensors as they were: torch counts how often one, or a view of it, is written to."""
+    """Tensors as they were: torch counts how often one, or a view of it, is written to.
+
+    What goes around the count (``.data``, numpy) shows in a sum and a norm, once sealed.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
         self._seen = [(tensor, _version(tensor)) for tensor in tensors]
+        self._contents: list[Tensor] | None = None
+
+    def seal(self) -> None:
+        """Note what is in them."""
+        self._contents = [_content(tensor) for tensor, _ in self._seen]
 
     def differs(self) -> bool:
         """Whether one of them has been written to."""
-        return any(_version(tensor) != version for tensor, version in self._seen)
+        if any(_version(tensor) != version for tensor, version in self._seen):
+            return True
+        if self._contents is None:
+            return False
+        now = [_content(tensor) for tensor, _ in self._seen]
+        return not all(map(_equal, self._contents, now))
+
+
+def _content(tensor: Tensor) -> Tensor:
+    values = tensor.detach()
+    values = values if values.is_floating_point() else values.double()
+    return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _version(tensor: Tensor) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, cover_rounding, vector_norm, writable
+from quietgrad.factors.base import Cost, Factor, Stamp, cover_rounding, vector_norm, writable
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -22,8 +22,8 @@ class Combined(Factor):
         self.parts = tuple(parts)
         self.batch, self.shape = parts[0].batch, parts[0].shape
 
-    def changed(self) -> bool:
-        return any(part.changed() for part in self.parts)
+    def stamps(self) -> Iterable[Stamp]:
+        return [stamp for part in self.parts for stamp in part.stamps()]
 
     def sq_norm(self) -> Tensor:
         squares = [part.sq_norm() for part in self.parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -42,8 +42,8 @@ class Conv(Factor):
         self.shape, self.geometry = shape, geometry
         self._stamp = Stamp(self.inputs, self.grads)
 
-    def changed(self) -> bool:
-        return self._stamp.differs()
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
 
     def sq_norm(self) -> Tensor:
         parts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ class Dense(Factor):
         self._order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
         self._stamp = Stamp(self.grads)
 
-    def changed(self) -> bool:
-        return self._stamp.differs()
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
 
     def sq_norm(self) -> Tensor:
         return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ class Gather(Factor):
         self.batch, self.shape = ids.shape[0], shape
         self._stamp = Stamp(self.ids, self.values)
 
-    def changed(self) -> bool:
-        return self._stamp.differs()
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
 
     def sq_norm(self) -> Tensor:
         keys, rows = self._summed_rows()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -42,8 +42,8 @@ class Outer(Factor):
         self._magnitude: Tensor | None = None
         self._stamp = Stamp(self.rows, self.cols)
 
-    def changed(self) -> bool:
-        return self._stamp.differs()
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
 
     def sq_norm(self) -> Tensor:
         if self.groups > 1:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, wide
+from quietgrad.factors.base import Cost, Factor, Stamp, wide
 from quietgrad.factors.dense import Dense
 
 _SAMPLES_PER_CALL = 64
@@ -68,8 +68,8 @@ class Pulled(Factor):
         """The type in which norms are computed."""
         return wide(self.pullback.source.detach()[:0] if self.shape else self.pullback.source).dtype
 
-    def changed(self) -> bool:
-        return self.inner.changed()
+    def stamps(self) -> Iterable[Stamp]:
+        return self.inner.stamps()
 
     def sq_norm(self) -> Tensor:
         if self.pullback.isometric:

@@ -66,6 +66,15 @@ def checked_std(std: float) -> float:
     return float(std)
 
 
+def require_apart(totals: Sequence[Tensor]) -> None:
+    """Refuse totals that begin at the same memory: they would get the same noise."""
+    places = [total.data_ptr() for total in totals if total.numel()]
+    if len(set(places)) < len(places):
+        raise ValueError(
+            "two totals share their memory, and would be released with the same noise: pass copies"
+        )
+
+
 def checked_divisor(divisor: float) -> float:
     """What sums are divided by: a positive number."""
     return float(require_positive("divisor", divisor))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.keystream import BLOCK_BYTES, Words
-from quietgrad.noise.contract import checked_divisor, checked_std, released_dtype
+from quietgrad.noise.contract import checked_divisor, checked_std, released_dtype, require_apart
 from quietgrad.noise.keys import CallKeys
 from quietgrad.noise.pieces import CHUNK, Piece, chunks_of, joined, room_for, write
 from quietgrad.noise.single_gaussians import SingleGaussians
@@ -37,6 +37,7 @@ class FastNoise:
     def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
         """The totals with noise, as floats come, divided."""
         std, divisor = checked_std(std), checked_divisor(divisor)
+        require_apart(totals)
         here = [total for total in totals if total.device.type == "cpu"]
         rooms = [room_for(total) for total in here]
         _add_noise(chunks_of(here, rooms), self._keys.next(), std, divisor)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.keystream import BLOCK_BYTES, Words
-from quietgrad.noise.contract import checked_divisor, checked_std, grid_of
+from quietgrad.noise.contract import checked_divisor, checked_std, grid_of, require_apart
 from quietgrad.noise.gaussians import Gaussians
 from quietgrad.noise.keys import CallKeys
 from quietgrad.noise.pieces import CHUNK, Piece, chunks_of, joined, room_for, write
@@ -44,6 +44,7 @@ class SecureNoise:
     def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
         """The totals with noise, rounded to the grid, then divided."""
         std, divisor = checked_std(std), checked_divisor(divisor)
+        require_apart(totals)
         noisy = [room_for(total) for total in totals]
         _add_noise(chunks_of(totals, noisy), self._keys.next(), std, divisor)
         return [n.to(total.device) for n, total in zip(noisy, totals, strict=True)]

@@ -21,13 +21,35 @@ from quietgrad.strategies import Evaluator
 _ROUNDING = 1e-4
 
 
+class Sums(dict[str, Tensor]):
+    """Clipped sums by parameter, over one or several micro-batches.
+
+    They are added to in place. ``is_torn`` while a micro-batch has been added in part.
+    """
+
+    is_torn = False
+
+
 class ClippedReducer:
-    """Receives parameters' factors and turns each complete group into its clipped sum."""
+    """Receives parameters' factors and turns each complete group into its clipped sum.
+
+    Args:
+        groups: the parameters that are clipped together.
+        clipping: how.
+        evaluator: how norms and sums are computed.
+        batch: the number of samples.
+        sums: what the sums are added to. Whoever gives them says when they are whole again.
+    """
 
     def __init__(
-        self, groups: Sequence[Group], clipping: Clipping, evaluator: Evaluator, batch: int
+        self,
+        groups: Sequence[Group],
+        clipping: Clipping,
+        evaluator: Evaluator,
+        batch: int,
+        sums: Sums | None = None,
     ) -> None:
-        self.grads: dict[str, Tensor] = {}
+        self.grads = Sums() if sums is None else sums
         self._groups, self._clipping, self._evaluator = groups, clipping, evaluator
         self._batch = batch
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
@@ -77,7 +99,10 @@ class ClippedReducer:
         for name, factor in self._held[index].items():
             if factor.changed():
                 raise ChangedGradientError(name)  # what was measured must be what is summed
-            self.grads[name] = self._evaluator.weighted_sum(factor, effective, samples)
+        self.grads.is_torn = True
+        for name, factor in self._held[index].items():
+            total = self.grads.get(name)
+            self.grads[name] = self._evaluator.weighted_sum(factor, effective, samples, total)
         self._held[index].clear()
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:

@@ -91,16 +91,25 @@ class Evaluator:
         self._trials[id(held)] = _Trial(key, way, factor.batch, seconds)
         return squares, held
 
-    def weighted_sum(self, held: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
-        """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned."""
+    def weighted_sum(
+        self, held: Factor, weights: Tensor, samples: Tensor | None, total: Tensor | None = None
+    ) -> Tensor:
+        """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned.
+
+        Args:
+            held: the factor.
+            weights: of all its samples.
+            samples: the places of those that are summed.
+            total: what the sum is to be added to, in place.
+        """
         trial = self._trials.pop(id(held), None)
         self.release(held)
         started = time.perf_counter()
-        total = _sum(held, weights, samples)
+        total = _sum(held, weights, samples, total)
         if trial is not None and self._timings is not None and samples is None:
             seconds = trial.seconds + time.perf_counter() - started
             self._timings.record(trial.key, trial.way, seconds / trial.samples)
-        return writable(total)
+        return total
 
     def release(self, factor: Factor) -> None:
         """Tell that a factor returned by :meth:`evaluate` is no longer held."""
@@ -167,13 +176,16 @@ def _sq_norm_in_chunks(factor: Factor, how: str) -> Tensor:
     return torch.cat(parts)
 
 
-def _sum(factor: Factor, weights: Tensor, samples: Tensor | None) -> Tensor:
+def _sum(factor: Factor, weights: Tensor, samples: Tensor | None, total: Tensor | None) -> Tensor:
     """The weighted sum over the finite samples: a NaN must not meet even a zero weight."""
-    if samples is None:
-        return factor.weighted_sum(weights)
-    if not len(samples):
-        return torch.zeros(factor.shape, dtype=weights.dtype, device=weights.device)
-    return factor.select(samples).weighted_sum(weights[samples])
+    if samples is not None:
+        if not len(samples):
+            zeros = torch.zeros(factor.shape, dtype=weights.dtype, device=weights.device)
+            return zeros if total is None else total
+        factor, weights = factor.select(samples), weights[samples]
+    if total is None:
+        return writable(factor.weighted_sum(weights))
+    return factor.add_weighted_sum(weights, total)
 
 
 def _bytes_of(factor: Dense) -> int:

@@ -137,7 +137,14 @@ def test_norms_sums_and_gradients(kind, dtype):
     same(factor.materialize(), grads)
     same(factor.sq_norm(), squares(grads))
     weights = torch.rand(B, dtype=dtype)
-    same(factor.weighted_sum(weights), torch.einsum("b,b...->...", weights, grads))
+    expected = torch.einsum("b,b...->...", weights, grads)
+    same(factor.weighted_sum(weights), expected)
+    same(factor.add_weighted_sum(weights, torch.ones(SHAPE, dtype=dtype)), 1 + expected)
+    wide = factor.add_weighted_sum(weights, torch.ones(SHAPE, dtype=torch.float64))
+    assert wide.dtype == torch.float64
+    strided = torch.ones([*SHAPE, 2], dtype=dtype)[..., 0]
+    assert factor.add_weighted_sum(weights, strided) is strided
+    same(strided, 1 + expected)
 
 
 @pytest.mark.parametrize(

@@ -122,16 +122,27 @@ def test_at_points_of_the_first_step_which_verifies_the_model():
 
 def test_a_batch_that_was_half_added_can_only_be_dropped():
     """Added again, its samples would count twice; released, some would be missing."""
-    engine, model = engine_at_work()
+    engine, model = engine_at_work(grouping="layer-wise")
     for batch in engine.batches():
         x, y = next(batch)
         engine.backward(losses(model, x, y))
         x, y = next(batch)
-        engine._under_way._is_torn = True  # as an interrupt leaves it
+        values = losses(model, x.requires_grad_(), y)
+        x.register_hook(_interrupt)  # behind the last layer: the others are added by then
+        with pytest.raises(KeyboardInterrupt):
+            engine.backward(values)
         with pytest.raises(quietgrad.errors.EngineStateError, match=r"twice.*discard_batch"):
             engine.backward(losses(model, x, y))
+        with pytest.raises(quietgrad.errors.EngineStateError):
+            engine.step()
         engine.discard_batch()
-    assert_trains_as_ever(engine, model)
+    steps = engine.steps_taken
+    train_once(engine, model)
+    assert engine.steps_taken == steps + 1
+
+
+def _interrupt(_gradient):
+    raise KeyboardInterrupt
 
 
 def test_the_trace_reaches_every_part(tmp_path):

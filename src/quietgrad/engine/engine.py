@@ -229,7 +229,8 @@ class PrivacyEngine:
             self._require_usable()
             with self._under_way.adding() as size:
                 evaluator = Evaluator(*self._evaluator_options, self._timings)
-                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size)
+                sums = self._under_way.sums
+                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
                 with self._standing.watched(), fitting_in_memory(size):
                     if callable(losses):
                         losses = losses()

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from quietgrad.errors import EngineStateError
 from quietgrad.progress import Progress
-from quietgrad.reduction import ClippedReducer
+from quietgrad.reduction import ClippedReducer, Sums
 from quietgrad.sampling import LogicalBatch
 
 
@@ -25,10 +23,9 @@ class BatchUnderWay:
     def __init__(self) -> None:
         self._progress = Progress()
         self._batch: LogicalBatch | None = None
-        self._sums: dict[str, Tensor] = {}
+        self._sums = Sums()
         self._process = os.getpid()
         self._is_adding = False
-        self._is_torn = False
         self._is_spent = False
         self._nonfinite = 0
 
@@ -50,9 +47,9 @@ class BatchUnderWay:
     def begin(self, batch: LogicalBatch) -> None:
         """A batch begins; the one before must have ended."""
         self.require_none()
-        self._sums.clear()
+        self._sums = Sums()  # not cleared: a backward() that is still running may add to the others
         self._batch, self._process = batch, os.getpid()
-        self._is_adding = self._is_torn = self._is_spent = False
+        self._is_adding = self._is_spent = False
         self._progress.begin(batch.micro_sizes)
 
     def micro_batches(self, require_usable: Callable[[], None]) -> Iterator[tuple[int, Any]]:
@@ -100,19 +97,16 @@ class BatchUnderWay:
         return size
 
     def add(self, reduced: ClippedReducer) -> None:
-        """Add the clipped sums of the current micro-batch."""
+        """The clipped sums of the current micro-batch have all been added to :attr:`sums`."""
         if not self._is_adding:
             raise EngineStateError(
                 "the batch was dropped while backward() ran, by the loss function or by a hook: "
                 "nothing of it was added. Call engine.discard_batch() and take another."
             )
-        self._is_torn = True
-        for name, total in reduced.grads.items():
-            known = self._sums.get(name)
-            self._sums[name] = total if known is None else known.add_(total)
+        self._sums.is_torn = True
         self._nonfinite += int((~reduced.norms.isfinite()).any(1).sum())
         self._progress.propagated()
-        self._is_torn = False
+        self._sums.is_torn = False
 
     def require_complete(self) -> LogicalBatch:
         """The batch, once every sample in it has been added exactly once."""
@@ -123,8 +117,8 @@ class BatchUnderWay:
         return self._batch
 
     @property
-    def sums(self) -> dict[str, Tensor]:
-        """The clipped sums by parameter; one that no sample used is missing."""
+    def sums(self) -> Sums:
+        """The clipped sums by parameter, to be added to; one that no sample used is missing."""
         return self._sums
 
     def spend(self) -> None:
@@ -139,7 +133,7 @@ class BatchUnderWay:
 
     def end(self) -> None:
         """The batch is over."""
-        self._sums.clear()
+        self._sums = Sums()
         self._batch, self._is_adding = None, False
         self._progress.end()
 
@@ -152,7 +146,7 @@ class BatchUnderWay:
             )
 
     def _require_whole(self) -> None:
-        if self._is_torn or self._is_spent:
+        if self._sums.is_torn or self._is_spent:
             what = "released" if self._is_spent else "added to the sum"
             raise EngineStateError(
                 f"the batch was interrupted while it was being {what}: going on could count "

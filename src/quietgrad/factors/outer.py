@@ -65,6 +65,14 @@ class Outer(Factor):
         rows, cols = self._weigh_smaller(weights)
         return (rows.flatten(0, 1).mT @ cols.flatten(0, 1)).view(self.shape)
 
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        if self.groups > 1 or not total.is_contiguous() or total.dtype != self.rows.dtype:
+            return super().add_weighted_sum(weights, total)
+        rows, cols = self._weigh_smaller(weights)
+        matrix = total.view(rows.shape[2], cols.shape[2])
+        matrix.addmm_(rows.flatten(0, 1).mT, cols.flatten(0, 1))
+        return total
+
     def materialize(self) -> Tensor:
         if self.groups > 1:
             return self._ungrouped().materialize().view(self.batch, *self.shape)

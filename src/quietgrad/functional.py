@@ -17,6 +17,7 @@ from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad.capture import Capture, Sink, check_losses, undisturbed
 from quietgrad.clipping import Clipping
+from quietgrad.errors import LossError
 from quietgrad.factors import Factor
 from quietgrad.grouping import Group, Grouping
 from quietgrad.reduction import ClippedReducer
@@ -151,4 +152,9 @@ def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:
     with undisturbed(model):
         losses = closure()
     check_losses(losses)
+    if not len(losses):
+        raise LossError(
+            "the closure returned no losses: a batch of no samples has no gradient to clip, so "
+            "leave it out (an engine's empty batches have no micro-batches)"
+        )
     return len(losses)

@@ -154,7 +154,7 @@ class Evaluator:
     def _costs(self, factor: Factor) -> dict[Strategy, float]:
         ghost, dense = factor.sq_norm_cost(), factor.materialize_cost()
         costs: dict[Strategy, float] = {"ghost": ghost.flops + _MEMORY_PASS * ghost.floats}
-        if self._held + 4 * dense.floats <= self._budget:
+        if self._held + factor.dtype.itemsize * dense.floats <= self._budget:
             # The weighted sum is then read off the kept gradients, which saves its flops.
             costs["keep"] = _MEMORY_PASS * _KEEP_PASSES * dense.floats
         else:

@@ -99,8 +99,8 @@ def test_a_loss_at_every_position_is_one_per_sample(implementation):
 
 @pytest.mark.parametrize("rounds", [1, 3, 7, 8, 15, 16, 31])
 def test_no_timed_step_is_verified(rounds):
-    before = Quietgrad().settling_steps(rounds)
     for count in (1, 2, 8):
+        before = Quietgrad().settling_steps(rounds, count)
         timed = range(count * before + 1, count * (before + rounds) + 1)
         assert not [number for number in timed if number & (number - 1) == 0]
 

@@ -130,6 +130,19 @@ def test_a_compiled_layer(backend):
         torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("place", ["1", ""], ids=["a part", "all"])
+def test_a_script_is_refused_before_anything_is_attached(place):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    if place:
+        model[1] = torch.jit.script(model[1])
+    else:
+        model = torch.jit.script(model)
+    with pytest.raises(UnsupportedOperationError, match=r"ScriptModule.*before torch\.jit"):
+        quietgrad.per_sample_grads(model, lambda: squares(model, X))
+    assert not (place and model[0]._forward_pre_hooks)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_scripted_layers():
     """The interpreter runs out of sight; what autograd then reaches is refused."""

@@ -150,3 +150,10 @@ def test_class_weights_work_per_sample_and_not_as_a_mean_over_the_batch():
     own = lambda m, x, y: F.cross_entropy(m(x), y, weight=weight, reduction="none")  # noqa: E731
     engine = attach(model := classifier(), X, Y)
     engine.backward(own(model, *only_batch(engine)))
+
+
+@pytest.mark.parametrize("compute", [quietgrad.clipped_sum, quietgrad.per_sample_grads])
+def test_a_batch_of_no_samples(compute):
+    model = classifier()
+    with pytest.raises(LossError, match="no samples has no gradient"):
+        compute(model, lambda: squares(model, X[:0]))

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from quietgrad.benchmark.implementations import SETTLING_STEPS, Implementation, Step
+from quietgrad.benchmark.implementations import Implementation, Step, settling
 from quietgrad.benchmark.workload import Layout
 from quietgrad.benchmark.workloads import Kind
 from quietgrad.errors import MissingExtraError, QuietgradError
@@ -94,14 +94,14 @@ def prepared(
     except Exception as error:
         return failure(error, at_once=True)
     try:
-        return _fastest(rivals)
+        return _fastest(rivals, settling(physical_per_logical))
     except Exception as error:
         return failure(error, at_once=False)
 
 
-def _fastest(rivals: list[Contender]) -> Contender:
+def _fastest(rivals: list[Contender], settling_steps: int) -> Contender:
     for rival in rivals:
-        rival.warm_up(SETTLING_STEPS)
+        rival.warm_up(settling_steps)
     if len(rivals) == 1:
         return rivals[0]
     rounds = [[rival.seconds() for rival in rivals] for _ in range(_TRIAL_STEPS)]

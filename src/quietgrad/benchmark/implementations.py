@@ -15,10 +15,14 @@ from quietgrad.strategies import Strategy
 
 Step = Callable[[], None]
 
-SETTLING_STEPS = 4
-"""What torch needs to find its memory and its kernels."""
+_SETTLING_BATCHES = 4  # what torch needs to find its memory and its kernels
 
 _LEARNING_RATE = 1e-3
+
+
+def settling(physical_per_logical: int) -> int:
+    """Steps until torch has found its memory and its kernels."""
+    return max(1, _SETTLING_BATCHES // physical_per_logical)
 
 
 class Implementation(Protocol):
@@ -31,7 +35,7 @@ class Implementation(Protocol):
     def described(self) -> dict[str, str]:
         """What it is, for JSON."""
 
-    def settling_steps(self, rounds: int) -> int:
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
         """How many steps to take before so many are timed."""
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
@@ -57,9 +61,9 @@ class NonPrivate:
         """What it is, for JSON."""
         return {"implementation": self.label}
 
-    def settling_steps(self, rounds: int) -> int:
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
         """A few."""
-        return SETTLING_STEPS
+        return settling(physical_per_logical)
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
         """Gradients are added up by autograd."""
@@ -100,13 +104,13 @@ class Quietgrad:
         options = {"grouping": self.grouping, "strategy": self.strategy, "noise": self.noise}
         return {"implementation": "quietgrad"} | options
 
-    def settling_steps(self, rounds: int) -> int:
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
         """A power of two above the number of rounds.
 
         The engine verifies its micro-batches 1, 2, 4, 8, ..., so that none of the steps that
         follow is slower than those a long training consists of.
         """
-        return max(2 * SETTLING_STEPS, 1 << rounds.bit_length())
+        return max(2 * settling(physical_per_logical), 1 << rounds.bit_length())
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
         """Every sample takes part in every step, so that batches have the workload's size."""

@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection
 
 from quietgrad.benchmark import peak
 from quietgrad.benchmark.contender import Contender, Failure, failure
-from quietgrad.benchmark.implementations import SETTLING_STEPS, Implementation
+from quietgrad.benchmark.implementations import Implementation
 from quietgrad.benchmark.rows import Memory
 from quietgrad.benchmark.workload import Layout
 from quietgrad.benchmark.workloads import Kind
 
-# After the first four steps: micro-batches that an engine verifies are not among them.
-_STEADY_STEPS = 3
+# An engine verifies none of the micro-batches 5 to 7.
+_SETTLING_STEPS, _STEADY_STEPS = 4, 3
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def _measured(task: _Task) -> Memory | Failure:
     peak.give_back()
     before = peak.resident()
     try:
-        first, method = _peak_after(contender, SETTLING_STEPS)
+        first, method = _peak_after(contender, _SETTLING_STEPS)
         peak.give_back()
-        steady, _ = _peak_after(contender, SETTLING_STEPS + _STEADY_STEPS)
+        steady, _ = _peak_after(contender, _SETTLING_STEPS + _STEADY_STEPS)
     except Exception as error:
         return failure(error, at_once=False)
     return Memory(first - before, steady - before, method)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from quietgrad.benchmark.implementations import SETTLING_STEPS, Places, Step, sgd
+from quietgrad.benchmark.implementations import Places, Step, settling, sgd
 from quietgrad.benchmark.workload import Workload
 from quietgrad.errors import MissingExtraError
 
@@ -47,9 +47,9 @@ class Opacus:
         """What it is, for JSON."""
         return {"implementation": self.name}
 
-    def settling_steps(self, rounds: int) -> int:
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
         """A few."""
-        return SETTLING_STEPS
+        return settling(physical_per_logical)
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
         """As in its documentation; the optimizer skips all but the last of the physical batches."""

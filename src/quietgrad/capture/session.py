@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,13 @@ from quietgrad.capture.modes import remove_mode
 from quietgrad.capture.outputs import OutputRows
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.provenance import Provenance
+from quietgrad.capture.refusals import (
+    check_losses,
+    refuse_escaped_gradients,
+    refuse_foreign_gradients,
+    refuse_hooks,
+    refuse_unusable,
+)
 from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
@@ -27,8 +34,6 @@ from quietgrad.capture.trees import returned_tensors
 from quietgrad.capture.verification import Verifier
 from quietgrad.errors import (
     EngineStateError,
-    EscapedGradientError,
-    LossError,
     QuietgradError,
     StrayGradientError,
     TrainableSetError,
@@ -53,7 +58,7 @@ class Capture:
         thorough: bool = True,
     ) -> None:
         _refuse_attached(model)
-        _refuse_unusable(model)
+        refuse_unusable(model)
         self.on_detach: Callable[[], None] = self.detach
         self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
         self.parameters = ParameterTable(model)
@@ -112,14 +117,14 @@ class Capture:
             )
         try:
             trained = self.check_trainable_set()
-            _refuse_foreign_gradients(trained)
+            refuse_foreign_gradients(trained)
             self._refuse_written_buffers()
             self._refuse_kept_data(tape)
             self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             tape.collect(losses, sink)
             self._refuse_written_buffers()
-            _refuse_escaped_gradients(trained)
+            refuse_escaped_gradients(trained)
         except BaseException:
             self._clear_gradients()
             raise
@@ -133,7 +138,7 @@ class Capture:
     def check_trainable_set(self) -> dict[str, nn.Parameter]:
         """The trainable parameters; refuses to go on if one was frozen or unfrozen."""
         now = self.parameters.trainable()
-        _refuse_hooks(now)
+        refuse_hooks(now)
         changed = sorted(set(now) ^ set(self._names))
         if changed:
             verb = "unfrozen" if changed[0] in now else "frozen"
@@ -272,80 +277,3 @@ def _refuse_attached(model: nn.Module) -> None:
                 "clipping and noise on one model cannot both be right. Call detach() on the other "
                 "engine first, or quietgrad.detach(model) if it is lost."
             )
-
-
-def _refuse_unusable(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            raise UnsupportedOperationError(
-                f"{f'module {path!r}' if path else 'the model'} was compiled with torch.compile, "
-                "which hides its operations. Attach the model before compilation, uncompiled."
-            )
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise TrainableSetError(
-                f"parameter '{name}' is not initialized yet (a lazy module): run one forward pass "
-                "before attaching."
-            )
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
-    _refuse_hooks({name: p for name, p in model.named_parameters() if p.requires_grad})
-
-
-def _refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    for name, parameter in parameters.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UnsupportedOperationError(
-                f"parameter '{name}' has a gradient hook, which is never called: per-sample "
-                "gradients do not pass through it. Remove it; to keep rows or entries fixed, "
-                "multiply by a mask in the forward, or freeze the parameter."
-            )
-
-
-def _refuse_foreign_gradients(trained: Mapping[str, nn.Parameter]) -> None:
-    for name, parameter in trained.items():
-        if parameter.grad is not None:
-            raise StrayGradientError(
-                f"parameter '{name}' already holds a .grad that did not come from quietgrad. "
-                "Call optimizer.zero_grad() first; gradients may only come from backward() of "
-                "the engine."
-            )
-
-
-def _refuse_escaped_gradients(trained: Mapping[str, nn.Parameter]) -> None:
-    escaped = [n for n, p in trained.items() if p.grad is not None]
-    if escaped:
-        raise EscapedGradientError(
-            f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
-            "model's forward (in the loss, or through model.forward(...) instead of "
-            "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
-            "parameters only inside a forward called as model(...), after model.train()."
-        )
-
-
-def check_losses(losses: Any, batch: int | None = None) -> None:
-    """Refuse anything but one differentiable loss for each of ``batch`` samples."""
-    advice = (
-        "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
-        "(tokens, outputs), reduce them to one per sample, e.g. losses.flatten(1).mean(1)."
-    )
-    if not isinstance(losses, Tensor):
-        raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
-    if losses.ndim != 1:
-        kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
-        raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")
-    if batch is not None and len(losses) != batch:
-        flat = len(losses) > batch and len(losses) % batch == 0
-        hint = (
-            f" If they are {len(losses) // batch} entries for each sample, such as tokens, pass "
-            f"losses.reshape({batch}, -1).mean(1)."
-        )
-        raise LossError(
-            f"got {len(losses)} losses for a micro-batch of {batch} samples: expected exactly one "
-            f"loss per sample, in the order of the batch.{hint if flat else ''}"
-        )
-    if batch is not None and not losses.requires_grad:
-        raise LossError(
-            "the losses do not depend on any trainable parameter: they were computed under "
-            "torch.no_grad() or detached."
-        )

@@ -73,6 +73,11 @@ class Factor(ABC):
     def device(self) -> torch.device:
         """Where the gradients are."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """In what precision."""
+
     @abstractmethod
     def signature(self) -> Hashable:
         """Equal for factors that cost the same per sample: sizes but the batch, layout, type."""

@@ -50,6 +50,10 @@ class Combined(Factor):
     def device(self) -> torch.device:
         return self.parts[0].device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
     def signature(self) -> Hashable:
         return Combined, tuple(part.signature() for part in self.parts)
 

@@ -69,6 +69,10 @@ class Conv(Factor):
     def device(self) -> torch.device:
         return self.grads.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
     def signature(self) -> Hashable:
         return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
 

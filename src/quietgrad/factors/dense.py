@@ -40,6 +40,10 @@ class Dense(Factor):
     def device(self) -> torch.device:
         return self.grads.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
     def signature(self) -> Hashable:
         return Dense, form(self.grads)
 

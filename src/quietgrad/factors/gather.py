@@ -57,6 +57,10 @@ class Gather(Factor):
     def device(self) -> torch.device:
         return self.values.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
     def signature(self) -> Hashable:
         return Gather, form(self.values), self.shape
 

@@ -82,6 +82,10 @@ class Outer(Factor):
     def device(self) -> torch.device:
         return self.rows.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
+
     def signature(self) -> Hashable:
         return Outer, form(self.rows), form(self.cols), self.groups, self.shape
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count
+from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.capture.repetition import same_randomness
-from quietgrad.capture.session import _refuse_unusable as refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
 from quietgrad.grouping import Grouping

@@ -1,0 +1,103 @@
+"""What is refused at sight: models, parameters, gradients and losses that cannot be right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad.errors import (
+    EscapedGradientError,
+    LossError,
+    StrayGradientError,
+    TrainableSetError,
+    UnsupportedOperationError,
+)
+
+
+def refuse_unusable(model: nn.Module) -> None:
+    """Models whose operations cannot be seen, and parameters that cannot be clipped."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedOperationError(
+                f"{f'module {path!r}' if path else 'the model'} is a ScriptModule, whose "
+                "operations cannot be seen. Attach the model as it was before torch.jit."
+            )
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            raise UnsupportedOperationError(
+                f"{f'module {path!r}' if path else 'the model'} was compiled with torch.compile, "
+                "which hides its operations. Attach the model before compilation, uncompiled."
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise TrainableSetError(
+                f"parameter '{name}' is not initialized yet (a lazy module): run one forward pass "
+                "before attaching."
+            )
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
+    refuse_hooks({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+
+def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Parameters with gradient hooks, which would never be called."""
+    for name, parameter in parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedOperationError(
+                f"parameter '{name}' has a gradient hook, which is never called: per-sample "
+                "gradients do not pass through it. Remove it; to keep rows or entries fixed, "
+                "multiply by a mask in the forward, or freeze the parameter."
+            )
+
+
+def refuse_foreign_gradients(trained: Mapping[str, nn.Parameter]) -> None:
+    """Gradients that are there before a backward pass of ours."""
+    for name, parameter in trained.items():
+        if parameter.grad is not None:
+            raise StrayGradientError(
+                f"parameter '{name}' already holds a .grad that did not come from quietgrad. "
+                "Call optimizer.zero_grad() first; gradients may only come from backward() of "
+                "the engine."
+            )
+
+
+def refuse_escaped_gradients(trained: Mapping[str, nn.Parameter]) -> None:
+    """Gradients that a backward pass of ours left behind: a use that was not recorded."""
+    escaped = [n for n, p in trained.items() if p.grad is not None]
+    if escaped:
+        raise EscapedGradientError(
+            f"parameter '{escaped[0]}' received an ordinary gradient: it is used outside the "
+            "model's forward (in the loss, or through model.forward(...) instead of "
+            "model(...)), or the model ran in eval mode. Nothing was accumulated. Use "
+            "parameters only inside a forward called as model(...), after model.train()."
+        )
+
+
+def check_losses(losses: Any, batch: int | None = None) -> None:
+    """Refuse anything but one differentiable loss for each of ``batch`` samples."""
+    advice = (
+        "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
+        "(tokens, outputs), reduce them to one per sample, e.g. losses.flatten(1).mean(1)."
+    )
+    if not isinstance(losses, Tensor):
+        raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
+    if losses.ndim != 1:
+        kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
+        raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")
+    if batch is not None and len(losses) != batch:
+        flat = len(losses) > batch and len(losses) % batch == 0
+        hint = (
+            f" If they are {len(losses) // batch} entries for each sample, such as tokens, pass "
+            f"losses.reshape({batch}, -1).mean(1)."
+        )
+        raise LossError(
+            f"got {len(losses)} losses for a micro-batch of {batch} samples: expected exactly one "
+            f"loss per sample, in the order of the batch.{hint if flat else ''}"
+        )
+    if batch is not None and not losses.requires_grad:
+        raise LossError(
+            "the losses do not depend on any trainable parameter: they were computed under "
+            "torch.no_grad() or detached."
+        )

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "progress": {"errors"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
+MAY_IMPORT["variance"] = {"_checks", "capture", "errors", "factors"}
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}

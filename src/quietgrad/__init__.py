@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
     from quietgrad.planning import AutoGrouping, plan
+    from quietgrad.variance import InnerOuter
 
 __all__ = [
     "AutoGrouping",
     "ClippedSum",
+    "InnerOuter",
     "PrivacyEngine",
     "QuietgradError",
     "accounting",
@@ -48,6 +50,7 @@ _MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling"}
 _HOMES = {
     "AutoGrouping": "planning",
     "ClippedSum": "functional",
+    "InnerOuter": "variance",
     "PrivacyEngine": "engine",
     "check": "inspection",
     "clipped_sum": "functional",

@@ -102,8 +102,8 @@ class Capture:
         self._attributes.begin(looking=verify)
         self._tape = Tape(self._book, self._provenance, batch, verify=verify)
 
-    def backward(self, losses: Tensor, sink: Sink) -> None:
-        """One backward pass of ``losses[B]``; every parameter's factor goes to ``sink``.
+    def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
+        """One backward pass of ``scale * losses[B]``; every parameter's factor goes to ``sink``.
 
         Where this is to be verified, or an operation has not been seen before, probes first
         establish which rows belong to which sample, and that samples are independent.
@@ -122,7 +122,7 @@ class Capture:
             self._refuse_kept_data(tape)
             self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
-            tape.collect(losses, sink)
+            tape.collect(losses, sink, scale)
             self._refuse_written_buffers()
             refuse_escaped_gradients(trained)
         except BaseException:

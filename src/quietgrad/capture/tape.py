@@ -156,10 +156,10 @@ class Tape:
             raise SampleMixingError(_mixing_message(self._mixed, self._clean))
         return self._projections
 
-    def collect(self, losses: Tensor, sink: Sink) -> None:
+    def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
         self.phase, self._sink = Phase.COLLECTING, sink
-        torch.autograd.backward(losses, torch.ones_like(losses))
+        torch.autograd.backward(losses, torch.full_like(losses, scale))
         for name in list(self._factors):
             self._complete(name)
 

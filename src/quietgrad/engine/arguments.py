@@ -10,6 +10,7 @@ from quietgrad._checks import require_delta
 from quietgrad.accounting import Adjacency, GaussianEvent, Ledger, Participation, accountants
 from quietgrad.accounting.adjacency import ADD_REMOVE
 from quietgrad.accounting.releases import releases
+from quietgrad.variance import InnerOuter
 
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
@@ -60,6 +61,16 @@ def checked_optimizer(optimizer: Any) -> Optimizer:
             "LBFGS evaluates the loss several times a step and cannot be used privately"
         )
     return optimizer
+
+
+def checked_momentum(momentum: Any) -> InnerOuter:
+    """What the engine knows how to do."""
+    if not isinstance(momentum, InnerOuter):
+        raise TypeError(
+            f"momentum must be a quietgrad.InnerOuter, got {type(momentum).__name__}: ordinary "
+            "momentum is the optimizer's, as in torch.optim.SGD(..., momentum=0.9)"
+        )
+    return momentum
 
 
 def opened_ledger(

@@ -21,6 +21,7 @@ from quietgrad.engine.state import (
     stamped,
 )
 from quietgrad.sampling import BatchLoader, LogicalBatch
+from quietgrad.variance import Momentum
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Course:
         budget: what is planned, and what was recorded of it.
         settings: what must be the same to go on.
         seed: with one, the generator of dropout is saved too.
+        momentum: past weights and gradients, if they count.
         steps_taken: number of updates in the weights.
         generation: how often a state was loaded.
     """
@@ -46,6 +48,7 @@ class Course:
     budget: Budget
     settings: Mapping[str, Any]
     seed: int | None
+    momentum: Momentum | None = None
     steps_taken: int = 0
     generation: int = 0
     _last_batch: LogicalBatch | None = None
@@ -78,6 +81,7 @@ class Course:
                 "ledger": self.ledger.to_dict(),
                 "steps_taken": self.steps_taken,
                 "rng": global_rng(self.seed),
+                "momentum": None if self.momentum is None else self.momentum.state_dict(),
             }
         )
 
@@ -97,6 +101,8 @@ class Course:
             )
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self.momentum is not None:
+                self.momentum.load_state_dict(state["momentum"])
             restore_global_rng(state["rng"], self.seed)
         self.steps_taken = state["steps_taken"]
         self._last_batch = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -23,6 +23,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.engine.arguments import (
     checked_accountant,
     checked_delta,
+    checked_momentum,
     checked_optimizer,
     checked_seed,
     kept_in_file,
@@ -34,6 +35,7 @@ from quietgrad.engine.budget import Budget
 from quietgrad.engine.course import Course
 from quietgrad.engine.memory import fitting_in_memory
 from quietgrad.engine.one_at_a_time import OneAtATime
+from quietgrad.engine.passes import Losses, propagate
 from quietgrad.engine.release import Release
 from quietgrad.engine.schedules import NoiseSchedule
 from quietgrad.engine.settings import described
@@ -52,6 +54,7 @@ from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy, Way
 from quietgrad.timings import Timings
+from quietgrad.variance import InnerOuter, Momentum
 
 
 class PrivacyEngine:
@@ -93,6 +96,8 @@ class PrivacyEngine:
             ``loss_fn(model, batch)``. The values do not matter, and are not trained on.
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
             needs no tuning of it).
+        momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
+            weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
         noise: Where the noise comes from: ``"secure"``, a cryptographic stream; or ``"fast"``, an
             ordinary generator on the parameters' own device.
@@ -123,6 +128,7 @@ class PrivacyEngine:
         grouping: str | Grouping = "all-layer",
         example: Example | None = None,
         radius: float | None = None,
+        momentum: InnerOuter | None = None,
         physical_batch_size: int | None = None,
         noise: str = "secure",
         strategy: Strategy = "auto",
@@ -182,8 +188,14 @@ class PrivacyEngine:
             delta=self._delta,
             accountant=accountant,
             adjacency=self._ledger.adjacency,
+            momentum=None if momentum is None else repr(momentum),
         )
-        self._course = Course(model, optimizer, loader, self._ledger, self._budget, settings, seed)
+        self._momentum = (
+            None if momentum is None else Momentum(checked_momentum(momentum), self._trained)
+        )
+        self._course = Course(
+            model, optimizer, loader, self._ledger, self._budget, settings, seed, self._momentum
+        )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._standing, self._one_at_a_time = Standing(), OneAtATime()
         self._under_way = BatchUnderWay()
@@ -196,7 +208,7 @@ class PrivacyEngine:
         self._capture = Capture(model, when=lambda: model.training)
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._standing.note
         try:
-            self._release = Release(optimizer, self._capture, self._noise)
+            self._release = Release(optimizer, self._capture, self._noise, self._momentum)
         except QuietgradError:
             self._capture.detach()
             raise
@@ -219,7 +231,7 @@ class PrivacyEngine:
         self._budget.require_room(self.steps_taken)
         return self._walk.epoch()
 
-    def backward(self, losses: Tensor | Callable[[], Tensor]) -> None:
+    def backward(self, losses: Losses) -> None:
         """Clip every sample's gradient of the current micro-batch and add it to the sum.
 
         Args:
@@ -232,9 +244,7 @@ class PrivacyEngine:
                 sums = self._under_way.sums
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
                 with self._standing.watched(), fitting_in_memory(size):
-                    if callable(losses):
-                        losses = losses()
-                    self._capture.backward(losses, reducer)
+                    propagate(self._capture, losses, reducer, self._momentum)
                     reducer.finish()
                 self._under_way.add(reducer)
 
@@ -387,6 +397,9 @@ class PrivacyEngine:
         )
 
     # -- internals -----------------------------------------------------------------------------
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return self._capture.parameters.trainable()
 
     def _require_usable(self) -> None:
         self._release.forbid()

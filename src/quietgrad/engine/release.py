@@ -13,6 +13,7 @@ from quietgrad.capture import Capture
 from quietgrad.engine.guards import require_same_parameters
 from quietgrad.errors import StrayGradientError
 from quietgrad.noise import Noise
+from quietgrad.variance import Momentum
 
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
@@ -29,10 +30,18 @@ class Release:
         optimizer: the user's; a hook refuses steps of its own.
         capture: knows the trainable parameters.
         noise: what the gradients are covered with.
+        momentum: what is made of them then, if not nothing.
     """
 
-    def __init__(self, optimizer: Optimizer, capture: Capture, noise: Noise) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        capture: Capture,
+        noise: Noise,
+        momentum: Momentum | None = None,
+    ) -> None:
         self._optimizer, self._capture, self._noise = optimizer, capture, noise
+        self._momentum = momentum
         self._is_due = False
         self.require_same_parameters()
         self._guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
@@ -51,6 +60,9 @@ class Release:
             trained = self._parameters
             totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
             gradients = self._noise.add(totals, std, divisor)
+            if self._momentum is not None:
+                gradients = self._momentum.carried_on(gradients)
+                self._momentum.remember()
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
                 parameter.grad = _like(parameter, gradient)
             self._is_due = True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.factors.base import Cost, Factor, Stamp, cover_rounding, vector_norm, writable
+from quietgrad.factors.convolution import Conv
 from quietgrad.factors.dense import Dense
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -118,6 +119,8 @@ def _kind_of(factor: Factor) -> object:
     """Equal for factors that can become one."""
     if isinstance(factor, Outer):
         return Outer, factor.groups
+    if isinstance(factor, Conv):
+        return Conv, factor.geometry, factor.inputs.shape[2:], factor.grads.shape[2:]
     return type(factor) if isinstance(factor, (Gather, Dense)) else id(factor)
 
 
@@ -127,6 +130,8 @@ def _merged(uses: Sequence[Factor]) -> Factor:
         return first.concatenated(*(use for use in others if isinstance(use, Outer)))
     if isinstance(first, Gather):
         return first.concatenated(*(use for use in others if isinstance(use, Gather)))
+    if isinstance(first, Conv):
+        return first.concatenated(*(use for use in others if isinstance(use, Conv)))
     if others and isinstance(first, Dense):
         return Dense(sum((use.materialize() for use in others), start=first.grads))
     return first

@@ -79,6 +79,14 @@ class Conv(Factor):
     def select(self, samples: slice | Tensor) -> Conv:
         return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
 
+    def concatenated(self, *others: Conv) -> Conv:
+        """Several uses of one kernel are one use on more images."""
+        if not others:
+            return self
+        inputs = torch.cat([self.inputs, *(other.inputs for other in others)], 1)
+        grads = torch.cat([self.grads, *(other.grads for other in others)], 1)
+        return Conv(inputs, grads, self.shape, self.geometry)
+
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.
         return _length(self.inputs) * _length(self.grads)

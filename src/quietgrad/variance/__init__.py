@@ -1,0 +1,10 @@
+"""Less sampling noise in what is clipped: by past weights, by several views, by public features.
+
+The algorithms are those of Xiao, Xiang, Wang and Devadas, "A Theory to Instruct
+Differentially-Private Learning via Clipping Bias Reduction" (IEEE S&P 2023).
+"""
+
+from quietgrad.variance.inner_outer import InnerOuter
+from quietgrad.variance.momentum import Momentum
+
+__all__ = ["InnerOuter", "Momentum"]

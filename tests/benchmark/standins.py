@@ -1,5 +1,6 @@
 """Workloads and implementations so small that nothing about their times means anything."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,6 +103,14 @@ def break_in_a_round(step: int) -> None:
 def interrupt(step: int) -> None:
     if step == 7:
         raise KeyboardInterrupt
+
+
+def interrupt_at_once(step: int) -> None:
+    raise KeyboardInterrupt
+
+
+def terminate_at_once(step: int) -> None:
+    signal.raise_signal(signal.SIGTERM)
 
 
 def die(step: int) -> None:

@@ -1,6 +1,7 @@
 """`quietgrad bench`, on stand-ins."""
 
 import json
+import signal
 
 import pytest
 
@@ -69,8 +70,14 @@ def test_the_table(columns):
     result = run(*arguments, columns=columns)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= columns
-    assert "Step time over non-private" in result.stdout
-    assert "8 x 5" in result.stdout
+    assert "A step, and its ratio to the non-private one" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    heading = lines.index("line, batch 8 x 5".split())
+    names = ["non-private", "quietgrad all-layer", "quietgrad layer-wise"]
+    for name, line in zip(names, lines[heading + 1 :], strict=False):
+        assert line[:-2] == name.split()  # then milliseconds and a ratio
+    assert lines[heading + 1][-1] == "1.00"
+    assert "Geometric" not in result.stdout  # of one workload there is none
     assert "2 rounds of 3 steps take about" in result.stderr
 
 
@@ -78,7 +85,9 @@ def test_memory_is_in_the_table():
     arguments = ["--workloads", "line", "--rounds", "1", "--peers", "none"]
     result = run("bench", *arguments, "--groupings", "all-layer")
     assert result.exit_code == 0, result.output
-    assert "Peak memory over the state before the first step" in text_of(result)
+    assert "MB: peak memory over the state before the first step" in text_of(result)
+    assert "MB ratio" in result.stdout
+    assert "line: memory of 2, each in a process of its own" in result.stderr
 
 
 def test_who_fails_is_in_the_table(monkeypatch):
@@ -103,6 +112,40 @@ def test_an_interruption_shows_what_was_measured(monkeypatch, tmp_path):
     assert {row["workload"] for row in report["rows"]} == {"line"}
 
 
+def test_an_interruption_is_written_and_said(monkeypatch, tmp_path):
+    peer = StandIn("peer", standins.interrupt)
+    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
+    options = ["--no-memory", "--rounds", "5", "--out", str(tmp_path)]
+    assert run("bench", "--workloads", "line,picture", *options).exit_code == 130
+    (file,) = tmp_path.glob("*.md")
+    assert "(interrupted)" in file.read_text().splitlines()[0]
+    assert "The run was interrupted: this is what was measured until then." in file.read_text()
+    (data,) = tmp_path.glob("*.json")
+    assert json.loads(data.read_text())["complete"] is False
+
+
+@pytest.mark.parametrize("act", [standins.interrupt_at_once, standins.terminate_at_once])
+def test_an_interruption_before_anything_was_measured(act, monkeypatch, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(bench_choice, "peers", lambda text: [StandIn("peer", act)])
+    out, file = tmp_path / "out", tmp_path / "none.json"
+    options = ["--workloads", "line", "--out", str(out), "--json", str(file)]
+    result = run("bench", *options)
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == (
+        "Error: interrupted before the first round was over: nothing was measured"
+    )
+    assert not out.exists()
+    assert not file.exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_json_alone_is_not_accompanied():
+    result = run("bench", "--workloads", "line", *QUICK, "--json", "-")
+    assert result.stderr == ""
+
+
 def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["quietgrad", "bench", "--out", "somewhere"])
     for _ in range(2):
@@ -115,7 +158,10 @@ def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
     (first,) = tmp_path.glob("*-bench.md")
     text = first.read_text()
     assert "`quietgrad bench --out somewhere`" in text
-    assert "| line | 5 |" in text
+    assert "| line | 5 | quietgrad layer-wise |" in text
+    assert "**Geometric means over all workloads**" in text
+    assert "| quietgrad all-layer | 2 of 2 |" in text
+    assert "interrupted" not in text
     assert f"torch {versions()['torch']}" in text
     assert f"![The ratios, drawn]({first.stem}.svg)" in text
 
@@ -144,7 +190,8 @@ def test_a_sweep(sweep, tmp_path):
         assert {row["workload"] for row in report["rows"]} == {"block-4", "block-8"}
     else:
         assert {row["batch_size"] for row in report["rows"]} == {1, 2}
-        assert "Microseconds per sample" in result.stdout
+        assert "us per sample" in result.stdout
+    assert "Geometric" not in result.stdout
     assert (tmp_path / f"{file.stem}.svg").stat().st_size > 0
 
 

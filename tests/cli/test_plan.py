@@ -1,6 +1,12 @@
 """`quietgrad plan`."""
 
+import re
+
 import pytest
+
+import quietgrad as qg
+from quietgrad.cli.check_target import resolve
+from quietgrad.plots.group_plan import plan_figure
 
 from .helpers import assert_refused, run, run_json, text_of
 
@@ -36,6 +42,25 @@ def test_a_plan_in_a_terminal(target):
     text = text_of(result)
     for words in ("1 (all-layer)", "5 (layer-wise)", "Theorem 1", "Recommended:", "linear"):
         assert words in text
+    assert text.count("Theorem 1") == 1
+    for column in ("T", "d, p", "held/sample", "peak/sample", "if uniform", "bound"):
+        assert re.search(rf"^{column}  +[a-zT]", result.stdout, re.MULTILINE), column
+
+
+def test_it_says_what_a_printed_plan_says(target):
+    plan = qg.plan(*resolve(target), memory="100MB")
+    result = run("plan", target, "--memory", "100MB")
+    assert result.stdout == f"{plan}\n"
+
+
+def test_progress_is_told_on_stderr(target):
+    result = run("plan", target, "--memory", "100MB")
+    making, *passes = result.stderr.splitlines()
+    assert making == f"making {target}"
+    assert [line[: len("pass 1 of 3")] for line in passes] == [
+        *("pass 1 of 3", "pass 2 of 3", "pass 3 of 3")
+    ]
+    assert run("plan", target, "--memory", "100MB", "--json").stderr == ""
 
 
 def test_a_plan_as_json(target):
@@ -53,6 +78,18 @@ def test_a_picture(target, tmp_path):
     file = tmp_path / "plan.svg"
     assert run("plan", target, "--memory", "100MB", "--plot", str(file)).exit_code == 0
     assert file.read_text().lstrip().startswith("<?xml")
+
+
+def test_no_line_of_the_picture_is_cut_off_or_hidden(target):
+    pytest.importorskip("matplotlib")
+    figure = plan_figure(qg.plan(*resolve(target), memory="100MB"), title="A plan")
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        values = [float(value) for line in axes.lines for value in line.get_ydata()]
+        assert low < min(values)
+        assert max(values) < high
+        widths = [line.get_linewidth() for line in axes.lines if line.get_linestyle() != "None"]
+        assert widths == sorted(set(widths), reverse=True)  # each is seen behind the next
 
 
 @pytest.mark.parametrize(

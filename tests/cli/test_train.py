@@ -60,6 +60,11 @@ def test_plain_output_has_lines_and_a_table_without_control_codes():
         (["digit"], "unknown recipe 'digit'. Did you mean 'digits'?"),
         (["digits", "--clipping", "auto-z"], "unknown clipping 'auto-z'. Did you mean 'auto-"),
         (["digits", "--grouping", "all-layers"], "Did you mean 'all-layer'?"),
+        (
+            ["digits", "--grouping", "auto"],
+            "--grouping auto: groups are planned for samples of public",
+        ),
+        (["digits", "--grouping", "Auto"], "Choose one of all-layer, layer-wise"),
         (["digits", "--epsilon", "-1"], "epsilon=-1.0 is not valid"),
         (["digits", "--epsilon", "1e9"], "cannot be reached"),
         (["digits", "--epochs", "0"], "epochs=0 is not valid"),

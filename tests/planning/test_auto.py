@@ -79,6 +79,10 @@ def test_auto_without_an_example(subject):
         engine_of(model, batch, example=(batch, loss_fn))
     with pytest.raises(ValueError, match=r"expected \(batch, loss_fn\)"):
         engine_of(model, batch, grouping="auto", example=batch)
+    with pytest.raises(ValueError, match=r"the order is \(batch, loss_fn\)"):
+        engine_of(model, batch, grouping="auto", example=(loss_fn, batch))
+    with pytest.raises(ValueError, match=r"unknown grouping 'Auto'\. Did you mean 'auto'"):
+        engine_of(model, batch, grouping="Auto")
     for use in (
         lambda: qg.clipped_sum(model, lambda: loss_fn(model, batch), grouping="auto"),
         lambda: qg.check(model, batch, loss_fn, grouping="auto"),

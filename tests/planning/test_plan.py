@@ -169,3 +169,9 @@ def test_theorem_1_by_hand():
         assert bound_ratio(groups) == pytest.approx(paper)
         assert bound_ratio(groups, gradient_noise=0) == pytest.approx(groups**0.75)
         assert bound_ratio(groups, gradient_noise=1e9) == pytest.approx(groups**0.25)
+
+
+def test_numbers_of_groups_that_are_not_listed_are_named(subject):
+    text = " ".join(str(qg.plan(*subject, memory="1GB", max_groups=5)).split())
+    assert "Not in the table: 3 to 5 groups, whose peak is as high as" in text
+    assert "Not looked at: 6 to 8 groups; max_groups says how far to look." in text

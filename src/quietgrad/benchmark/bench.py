@@ -55,12 +55,19 @@ class Bench:
     def _measure(self, kind: Kind, count: int, watch: Watch) -> None:
         rows = self._timed(kind, count, watch)
         gc.collect()
-        if not self.with_memory:
-            return
-        for row in rows:
-            if row.layout is not None:
-                watch.update(f"{kind.name}: memory of {row.implementation.label}")
-                row.memory = peak_memory(kind, row.implementation, count, row.layout)
+        if self.with_memory:
+            self._weigh([row for row in rows if row.layout is not None], watch)
+
+    def _weigh(self, rows: Sequence[Row], watch: Watch) -> None:
+        """Measure the memory of those that took steps."""
+        if rows:
+            watch.note(f"{rows[0].kind.name}: memory of {len(rows)}, each in a process of its own")
+        for place, row in enumerate(rows, 1):
+            who = row.implementation.label
+            watch.update(f"{row.kind.name}: memory {place} of {len(rows)}, {who}")
+            count = row.physical_per_logical
+            assert row.layout is not None
+            row.memory = peak_memory(row.kind, row.implementation, count, row.layout)
 
     def _timed(self, kind: Kind, count: int, watch: Watch) -> list[Row]:
         race = Race(kind, (NonPrivate(), *self.implementations), count, self.rounds)

@@ -52,33 +52,37 @@ class Race:
 
     def run(self, watch: Watch) -> None:
         """Prepare everybody, warm up, go."""
-        watch.note(f"{self.kind.name}: warming up {len(self.implementations)} implementations")
+        count = len(self.implementations)
+        watch.note(f"{self.kind.name}: warm-up of {count} implementations")
         started = time.perf_counter()
-        for implementation in self.implementations:
-            watch.update(f"{self.kind.name}: warming up {implementation.label}")
+        for place, implementation in enumerate(self.implementations, 1):
+            watch.update(f"{self.kind.name}: warm-up {place} of {count}, {implementation.label}")
             self.entered.append(self._warm(implementation))
             self.times.append([])
         self._say_how_long(watch, time.perf_counter() - started)
         for number in range(self.rounds):
-            watch.update(f"{self.kind.name}: round {number + 1} of {self.rounds}")
-            self._round(number)
+            self._round(number, watch)
 
     def _warm(self, implementation: Implementation) -> Contender | Failure:
         contender = prepared(self.kind, implementation, self.physical_per_logical)
         if isinstance(contender, Contender):
             try:
-                contender.warm_up(implementation.settling_steps(self.rounds))
+                contender.warm_up(
+                    implementation.settling_steps(self.rounds, self.physical_per_logical)
+                )
             except Exception as error:
                 return failure(error, at_once=False)
         return contender
 
-    def _round(self, number: int) -> None:
+    def _round(self, number: int, watch: Watch) -> None:
         """Somebody else begins each time: what a step leaves in the caches helps nobody more."""
         taken: dict[int, float] = {}
         count = len(self.entered)
         for place in range(number, number + count):
             contender = self.entered[place % count]
             if isinstance(contender, Contender):
+                label = contender.implementation.label
+                watch.update(f"{self.kind.name}: round {number + 1} of {self.rounds}, {label}")
                 try:
                     taken[place % count] = contender.seconds()
                 except Exception as error:

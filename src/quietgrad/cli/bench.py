@@ -2,9 +2,6 @@
 
 import shlex
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -12,11 +9,12 @@ import click
 from rich.console import Console
 
 from quietgrad import benchmark
-from quietgrad.benchmark import Bench, Watch, sweeps, workloads
+from quietgrad.benchmark import Bench, sweeps, workloads
 from quietgrad.benchmark.opacus_steps import is_installed
 from quietgrad.benchmark.sweeps import Sweep
 from quietgrad.cli import bench_choice as choice
 from quietgrad.cli.bench_files import write_all, write_json, write_plot
+from quietgrad.cli.bench_progress import terminated_as_interrupted, watching
 from quietgrad.cli.bench_report import Report
 from quietgrad.cli.failures import Stopped, refusals
 from quietgrad.cli.picture import require_drawable
@@ -69,7 +67,8 @@ def bench(
     """Time and memory of a private step over a plain one.
 
     Everybody takes a step in every round, in one process; the median of the ratios to the
-    non-private step of the same round is shown. Ctrl-C shows what was measured so far.
+    non-private step of the same round is shown. Ctrl-C or SIGTERM ends it, and what was
+    measured so far is shown and written.
     """
     with refusals():
         if plot is not None:
@@ -86,7 +85,10 @@ def bench(
             rounds,
             with_memory=memory and series is None,
         )
-    report = _measured(plan, series, told_no_peers=peers is None and not is_installed())
+    no_peers = peers is None and not is_installed()
+    report = _measured(plan, series, with_lines=str(json_file) != "-", told_no_peers=no_peers)
+    if not report.is_complete and not report.has_times:
+        raise Stopped("interrupted before the first round was over: nothing was measured")
     _hand_out(report, json_file, plot, out)
     if not report.is_complete:
         raise Stopped("interrupted: this is what was measured so far")
@@ -104,13 +106,16 @@ def _sweep(name: str | None, chosen: str | None) -> Sweep | None:
     return None if name is None else sweeps.resolve(name)
 
 
-def _measured(plan: Bench, series: Sweep | None, *, told_no_peers: bool) -> Report:
+def _measured(
+    plan: Bench, series: Sweep | None, *, with_lines: bool, told_no_peers: bool
+) -> Report:
     machine, is_complete = benchmark.machine(), True
-    with _watching() as watch:
+    with watching(with_lines=with_lines) as watch:
         if told_no_peers:
             watch.note("no peers: opacus is not installed: pip install 'quietgrad[bench]'")
         try:
-            plan.run(watch)
+            with terminated_as_interrupted():
+                plan.run(watch)
         except KeyboardInterrupt:
             is_complete = False
     return Report(
@@ -134,15 +139,3 @@ def _hand_out(report: Report, json_file: Path | None, plot: Path | None, out: Pa
         write_plot(report, plot)
     if out is not None:
         write_all(report, out)
-
-
-@contextmanager
-def _watching() -> Iterator[Watch]:
-    """A line that changes, if stderr is a terminal; lines that stay, anywhere else."""
-    console = Console(stderr=True)
-    with warnings.catch_warnings(action="ignore"), console.status("") as status:
-
-        def note(text: str) -> None:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-        yield Watch(note, status.update)

@@ -40,7 +40,8 @@ def write_json(report: Report, file: Path) -> None:
 
 def write_plot(report: Report, file: Path) -> None:
     """The ratios."""
-    title = f"Time of a step over non-private, {report.day}"
+    cut = "" if report.is_complete else " (interrupted)"
+    title = f"Time of a step over non-private, {report.day}{cut}"
     draw = _bars if report.sweep is None else _lines
     write_figure(draw(report, title), file)
 

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from quietgrad.benchmark import Failure, Row
+from quietgrad.benchmark import Failure, Opacus, Row
 from quietgrad.benchmark.sweeps import Sweep
-from quietgrad.cli.bench_grids import Grid, grids
+from quietgrad.cli.bench_grids import grids
+from quietgrad.cli.bench_table import Grid
 
 _SHORT = 160  # characters of a reason; JSON has all of it
 _A_STEP = (
@@ -19,6 +20,9 @@ _A_STEP = (
     " of images (c: channels-last). All take a step in every round, and ratios are of steps of the"
     " same round."
 )
+_OPACUS = "vs opacus: beside the mode of it that is fastest on the workload."
+_CUT = "The run was interrupted: this is what was measured until then.\n"
+_MEMORY = "MB: peak memory over the state before the first step, in steps after the first four."
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Report:
     is_complete: bool
 
     @property
+    def has_times(self) -> bool:
+        """Whether any step was timed."""
+        return any(row.time is not None for row in self.rows)
+
+    @property
     def name(self) -> str:
         """For files."""
         counts = sorted({row.physical_per_logical for row in self.rows} - {1})
@@ -71,7 +80,7 @@ class Report:
         """For people."""
         for grid in self._grids():
             console.print(grid.as_table())
-        console.print(_A_STEP, highlight=False)
+        console.print(self._legend(), highlight=False)
         for sentence in self._failures():
             console.print(escape(sentence), highlight=False)
 
@@ -84,7 +93,8 @@ class Report:
             [
                 f"# {what}, {self.day}{cut}",
                 f"`{self.command}`\n",
-                f"{self._where()}\n{_A_STEP} {self.rounds} rounds.\n",
+                f"{self._where()}\n{self._legend()} {self.rounds} rounds.\n",
+                *([] if self.is_complete else [_CUT]),
                 *(grid.as_markdown() for grid in self._grids()),
                 failures,
                 f"![The ratios, drawn]({picture})\n",
@@ -92,7 +102,14 @@ class Report:
         )
 
     def _grids(self) -> list[Grid]:
-        return grids(self.rows, self.sweep)
+        return grids(self.rows, self.sweep, is_complete=self.is_complete)
+
+    def _legend(self) -> str:
+        """What the tables show, as far as they do."""
+        has_peers = any(isinstance(row.implementation, Opacus) and row.time for row in self.rows)
+        has_memory = any(row.memory is not None for row in self.rows)
+        sentences = [_A_STEP, _OPACUS if has_peers else "", _MEMORY if has_memory else ""]
+        return " ".join(filter(None, sentences))
 
     def _where(self) -> str:
         here = self.machine

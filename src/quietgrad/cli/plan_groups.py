@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from quietgrad import planning
 from quietgrad.cli.check_errors import errors_in_target
@@ -13,7 +12,8 @@ from quietgrad.cli.check_target import resolve
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.options import json_option
 from quietgrad.cli.picture import require_drawable, write_figure
-from quietgrad.cli.plan_groups_report import show
+from quietgrad.cli.plan_progress import stages, telling
+from quietgrad.planning.report import text_of
 
 
 @click.command()
@@ -39,7 +39,7 @@ from quietgrad.cli.plan_groups_report import show
     show_default=True,
     help="Numbers an optimizer keeps for each it trains: SGD 0, with momentum 1, Adam 2.",
 )
-@click.option("--layers", is_flag=True, help="List every layer with its T, d and p.")
+@click.option("--layers", is_flag=True, help="List every layer, with its sizes and what it holds.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -52,19 +52,18 @@ def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options:
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
     and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples will do.
     """
-    console = Console(quiet=as_json)
-    with refusals(), errors_in_target():
+    with refusals(), errors_in_target(), stages(with_lines=not as_json) as tell:
         if plot is not None:
             require_drawable(plot)
-        subject = resolve(target)
-    with refusals(), errors_in_target(), console.status("following a backward pass"):
-        found = planning.plan(*subject, **options)
+        tell(f"making {target}")
+        model, batch, loss_fn = resolve(target)
+        found = planning.plan(model, batch, telling(loss_fn, tell), **options)
     if plot is not None:
         _draw(found, target, plot)
     if as_json:
         click.echo(json.dumps({"target": target} | found.as_dict(), indent=2))
         return
-    show(found, console, with_layers=layers)
+    click.echo(text_of(found, with_layers=layers))
 
 
 def _draw(found: planning.Plan, target: str, file: Path) -> None:

@@ -94,4 +94,4 @@ def _factory(name: str) -> Factory:
     if style == _UNIFORM and count.isdecimal():
         return lambda radius: Uniform(int(count), radius=radius)
     more = ", and 'uniform:4' for four groups (any number)"
-    raise unknown_name("grouping", name, names(), more)
+    raise unknown_name("grouping", name, (*names(), AUTO), more)

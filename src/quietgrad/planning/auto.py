@@ -85,5 +85,9 @@ def resolved(
 def _unpacked(example: Any) -> Example:
     if isinstance(example, tuple) and len(example) == 2 and callable(example[1]):
         return example
+    if isinstance(example, tuple) and len(example) == 2 and callable(example[0]):
+        raise ValueError(
+            "example is (loss_fn, batch), with the function first: the order is (batch, loss_fn)"
+        )
     kind = f"a tuple of {len(example)}" if isinstance(example, tuple) else type(example).__name__
     raise ValueError(f"example is {kind}: expected (batch, loss_fn), with loss_fn(model, batch)")

@@ -8,8 +8,8 @@ from typing import Any
 
 from quietgrad.grouping import Group
 from quietgrad.grouping.listed import Listed
-from quietgrad.planning.machine import in_words
 from quietgrad.planning.profile import Floats, Layer, ends_of
+from quietgrad.planning.report import text_of
 from quietgrad.planning.search import Starts
 from quietgrad.planning.step import StepMemory
 from quietgrad.planning.theory import bound_ratio
@@ -139,13 +139,7 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        lines = ["groups   best peak  uniform peak  bound   samples"]
-        lines += [
-            f"{best.groups:6d}  {in_words(best.peak):>10}  {in_words(even.peak):>12}"
-            f"  {best.bound:5.2f}  {best.most_samples:8,d}"
-            for best, even in zip(self.best, self.uniform, strict=True)
-        ]
-        return "\n".join([*lines, self.recommended.why])
+        return text_of(self)
 
     def _ends(self, groups: Sequence[Group]) -> list[int]:
         """The turn in which each layer lets go of what it holds."""

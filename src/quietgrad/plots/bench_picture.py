@@ -1,5 +1,6 @@
 """Benchmarks, drawn: bars for workloads, lines for sweeps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BARS_WIDTH = 0.8  # of all bars of a workload together
+_INCHES_OF_BAR = 0.2
+_LEGEND_COLUMNS, _INCHES_OF_LABEL = 2, 0.2
 _LINEAR_UP_TO = 8.0
 
 
@@ -27,7 +30,9 @@ def ratios_figure(
     from matplotlib.figure import Figure  # an extra: only when needed
 
     workloads = list(dict.fromkeys(name for each in ratios.values() for name in each))
-    figure = Figure(figsize=(max(7.0, 1.2 * len(workloads)), 4.5), dpi=150, layout="constrained")
+    bars = len(workloads) * (len(ratios) + 1)
+    size = max(7.0, _INCHES_OF_BAR * bars), _height(len(ratios))
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
     axes = figure.add_subplot()
     width = _BARS_WIDTH / max(1, len(ratios))
     for place, (label, values) in enumerate(ratios.items()):
@@ -35,6 +40,7 @@ def ratios_figure(
         _draw_bars(axes, [values.get(name, "") for name in workloads], label, offset, width)
     axes.set_xticks(range(len(workloads)), workloads)
     _finish(axes, title, axis, _highest(ratios))
+    _put_legend_below(figure)
     return figure
 
 
@@ -56,7 +62,7 @@ def sweep_figure(
     require_matplotlib()
     from matplotlib.figure import Figure  # an extra: only when needed
 
-    figure = Figure(figsize=(7.0, 4.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(7.0, _height(len(curves))), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for label, (sizes, values) in curves.items():
         axes.plot(sizes, values, marker="o", label=label)
@@ -65,6 +71,7 @@ def sweep_figure(
     axes.set_xlabel(x_axis)
     highest = max((value for _, values in curves.values() for value in values), default=1.0)
     _finish(axes, title, y_axis, highest)
+    _put_legend_below(figure)
     return figure
 
 
@@ -100,7 +107,16 @@ def _finish(axes: "Axes", title: str, axis: str, highest: float) -> None:
         axes.set_ylim(bottom=0.8, top=2 * highest)
     else:
         axes.set_ylim(bottom=0, top=1.2 * highest)
-    axes.legend(fontsize="small")
+
+
+def _put_legend_below(figure: "Figure") -> None:
+    """Where no bar is."""
+    figure.legend(fontsize="small", loc="outside lower center", ncols=_LEGEND_COLUMNS)
+
+
+def _height(labels: int) -> float:
+    """Inches, with room for the legend."""
+    return 4.5 + _INCHES_OF_LABEL * math.ceil(labels / _LEGEND_COLUMNS)
 
 
 def _highest(ratios: Mapping[str, Mapping[str, float | str]]) -> float:

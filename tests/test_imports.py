@@ -32,12 +32,14 @@ MAY_IMPORT = {
     "progress": {"errors"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
+MAY_IMPORT["transforms"] = {"_checks"}
 MAY_IMPORT["variance"] = {"_checks", "capture", "errors", "factors"}
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
+MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
 MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "strategies"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}

@@ -19,20 +19,22 @@ from quietgrad._version import __version__ as __version__
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
-    from quietgrad import accounting, audit, clipping, errors, grouping, sampling
+    from quietgrad import accounting, audit, clipping, errors, grouping, sampling, transforms
     from quietgrad.capture import detach
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
     from quietgrad.planning import AutoGrouping, plan
-    from quietgrad.variance import InnerOuter
+    from quietgrad.variance import BatchClipping, InnerOuter, SelfAugmentation
 
 __all__ = [
     "AutoGrouping",
+    "BatchClipping",
     "ClippedSum",
     "InnerOuter",
     "PrivacyEngine",
     "QuietgradError",
+    "SelfAugmentation",
     "accounting",
     "audit",
     "check",
@@ -44,14 +46,17 @@ __all__ = [
     "per_sample_grads",
     "plan",
     "sampling",
+    "transforms",
 ]
 
-_MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling"}
+_MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling", "transforms"}
 _HOMES = {
     "AutoGrouping": "planning",
+    "BatchClipping": "variance",
     "ClippedSum": "functional",
     "InnerOuter": "variance",
     "PrivacyEngine": "engine",
+    "SelfAugmentation": "variance",
     "check": "inspection",
     "clipped_sum": "functional",
     "detach": "capture",

@@ -6,12 +6,12 @@ import copy
 import math
 
 import torch
+from tests.contract.oracle import loop
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from quietgrad import PrivacyEngine, clipping
-from tests.contract.oracle import loop
 
 COUNT, CLASSES, QUIET = 6, 3, 1e-9
 
@@ -67,7 +67,9 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def attach(model: nn.Module, dataset: TensorDataset, *, lr: float = 0.5, **options) -> PrivacyEngine:
+def attach(
+    model: nn.Module, dataset: TensorDataset, *, lr: float = 0.5, **options
+) -> PrivacyEngine:
     """An engine that takes the whole data in every step, in two micro-batches, almost noiseless."""
     given = {
         "batch_size": COUNT,
@@ -93,7 +95,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def grads_at(model: nn.Module, weights: dict[str, Tensor], data: TensorDataset) -> dict[str, Tensor]:
+def grads_at(
+    model: nn.Module, weights: dict[str, Tensor], data: TensorDataset
+) -> dict[str, Tensor]:
     """Per-sample gradients by a loop over batches of one, in a copy with these weights."""
     twin = copy.deepcopy(model)
     twin.load_state_dict(weights)

@@ -113,7 +113,13 @@ def test_adaptive_optimizers_see_the_momentum():
     model, data = made("mlp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     engine = qg.PrivacyEngine(
-        model, optimizer, data, batch_size=3, noise_multiplier=1.0, delta=0.1, momentum=qg.InnerOuter()
+        model,
+        optimizer,
+        data,
+        batch_size=3,
+        noise_multiplier=1.0,
+        delta=0.1,
+        momentum=qg.InnerOuter(),
     )
     for _ in range(3):
         step(engine, model)

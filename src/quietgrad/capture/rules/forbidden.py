@@ -59,8 +59,9 @@ def _check_batch_norm(arguments: dict[str, Any], where: str) -> None:
             f"batch_norm in {where} runs in training mode: it normalises each sample with "
             "statistics of the whole batch, so one sample changes every other sample's gradient, "
             "and its running statistics would be updated from raw data. Replace it by GroupNorm "
-            "or LayerNorm, or keep its statistics fixed by calling .eval() on it after "
-            "model.train()."
+            "or LayerNorm (quietgrad.nn.harden does it), keep its statistics fixed by calling "
+            ".eval() on it after model.train(), or train it beside public features with "
+            "quietgrad.BatchClipping."
         )
 
 

@@ -1,0 +1,108 @@
+"""Views of a sample are clipped as one: against a loop over samples, alone and with momentum."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.contract.oracle import loop
+
+import quietgrad as qg
+from quietgrad import transforms
+from quietgrad.errors import LossError
+
+from .helpers import COUNT, attach, clipped, losses, made, weights_of
+
+VIEWS = 3
+
+
+class Fixed:
+    """Views that are the same each time, so that a loop can see them too."""
+
+    def __call__(self, rows):
+        place = torch.arange(len(rows), dtype=rows.dtype) % VIEWS
+        return rows * (1 + place.view(-1, *[1] * (rows.ndim - 1)))
+
+
+@pytest.mark.parametrize("grouping", ["all-layer", "layer-wise"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_sums_are_those_of_a_loop(name, grouping):
+    model, data = made(name)
+    x, y = data.tensors
+    views = qg.SelfAugmentation(Fixed(), views=VIEWS)
+    truth = loop(model, lambda i: views.losses(model, x[i], y[i], F.cross_entropy), COUNT)
+    found = qg.clipped_sum(
+        model, lambda: views.losses(model, x, y, F.cross_entropy), grouping=grouping
+    )
+    for key, expected in clipped(truth, found.groups, "auto-s").items():
+        torch.testing.assert_close(found.grads[key], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_one_original_view_is_the_plain_engine():
+    x, y = made("cnn")[1].tensors
+    views = qg.SelfAugmentation(transforms.Flip(), views=1, keep_original=True)
+    found = []
+    for compute in (losses, lambda m, x, y: views.losses(m, x, y, F.cross_entropy)):
+        model, data = made("cnn")
+        engine = attach(model, data, seed=1)
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(compute(model, x, y))
+            engine.step()
+        found.append(weights_of(model))
+    for key in found[0]:
+        assert torch.equal(found[0][key], found[1][key])
+
+
+def test_the_first_view_may_be_the_sample():
+    images = torch.rand(2, 1, 6, 6)
+    views = qg.SelfAugmentation(lambda rows: rows * 0, views=3, keep_original=True)
+    rows = views(images)
+    assert torch.equal(rows[[0, 3]], images)
+    assert not rows[[1, 2, 4, 5]].any()
+
+
+@pytest.mark.parametrize("chosen", [transforms.Flip(), transforms.Crop(2), transforms.Erase(1.0)])
+def test_every_view_is_changed_in_its_own_way(chosen):
+    torch.manual_seed(0)
+    images = torch.rand(1, 2, 8, 8) + 0.1
+    rows = qg.SelfAugmentation(chosen, views=32)(images)
+    assert rows.shape == (32, 2, 8, 8)
+    assert len({tuple(row.flatten().tolist()) for row in rows}) > 1
+    assert repr(transforms.Chain(chosen, chosen)).count(repr(chosen)) == 2
+
+
+def test_a_crop_moves_and_an_erasure_erases():
+    torch.manual_seed(0)
+    images = torch.arange(64.0).view(1, 1, 8, 8).repeat(40, 1, 1, 1) + 1
+    moved = transforms.Crop(1)(images)
+    assert {float(v) for v in moved[:, 0, 4, 4]} == {
+        28 + r * 8 + c for r in (0, 1, 2) for c in (0, 1, 2)
+    }
+    erased = (transforms.Erase(1.0, share=(0.1, 0.5))(images) == 0).float().mean((1, 2, 3))
+    assert erased.min() > 0.04
+    assert erased.max() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda: qg.SelfAugmentation(transforms.Flip(), views=0), "views"),
+        (lambda: qg.SelfAugmentation(transforms.Flip(), views=2.5), "views"),
+        (lambda: transforms.Flip(1.5), "probability"),
+        (lambda: transforms.Crop(0), "pixels"),
+        (lambda: transforms.Crop(9)(torch.rand(1, 1, 8, 8)), "pixels"),
+        (lambda: transforms.Erase(share=(0.5, 0.1)), "share"),
+        (lambda: transforms.Flip()(torch.rand(4, 8)), "height"),
+        (lambda: qg.SelfAugmentation(lambda rows: rows[1:], views=2)(torch.rand(2, 4)), "one row"),
+    ],
+)
+def test_bad_input(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        wrong()
+
+
+def test_views_that_do_not_divide_the_losses():
+    views = qg.SelfAugmentation(transforms.Flip(), views=4)
+    with pytest.raises(LossError, match="4 for each sample"):
+        views.mean(torch.rand(6))
+    with pytest.raises(TypeError, match="transform"):
+        qg.SelfAugmentation(3)

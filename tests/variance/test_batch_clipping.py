@@ -37,7 +37,7 @@ PUBLIC = torch.randn(P, 1, 6, 6, generator=torch.Generator().manual_seed(1)).dou
 
 
 def truth(model):
-    """Per-sample gradients: torch's own batch normalization, of a sample and all public features."""
+    """Gradients by torch's own batch normalization, of a sample and all public features."""
     twin = copy.deepcopy(model)
     rows = []
     for x, y in zip(X, Y, strict=True):

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "_version": set(),
     "errors": set(),
     "keystream": set(),
-    "factors": set(),
+    "factors": {"errors"},
     "timings": set(),
     "strategies": {"_checks", "factors", "timings"},
     "capture": {"errors", "factors"},
@@ -33,17 +33,19 @@ MAY_IMPORT = {
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
 MAY_IMPORT["transforms"] = {"_checks"}
-MAY_IMPORT["variance"] = {"_checks", "capture", "errors", "factors"}
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
+MAY_IMPORT["variance"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
+MAY_IMPORT["diagnostics"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
+MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
-MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "strategies"}
+MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "nn", "strategies"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
-MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "errors", "planning"}
+MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
     "benchmark",

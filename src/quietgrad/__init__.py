@@ -19,15 +19,27 @@ from quietgrad._version import __version__ as __version__
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
-    from quietgrad import accounting, audit, clipping, errors, grouping, sampling, transforms
+    from quietgrad import (
+        accounting,
+        audit,
+        clipping,
+        diagnostics,
+        errors,
+        grouping,
+        nn,
+        sampling,
+        theory,
+        transforms,
+    )
     from quietgrad.capture import detach
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
     from quietgrad.planning import AutoGrouping, plan
-    from quietgrad.variance import BatchClipping, InnerOuter, SelfAugmentation
+    from quietgrad.variance import AdaptiveRadius, BatchClipping, InnerOuter, SelfAugmentation
 
 __all__ = [
+    "AdaptiveRadius",
     "AutoGrouping",
     "BatchClipping",
     "ClippedSum",
@@ -41,16 +53,31 @@ __all__ = [
     "clipped_sum",
     "clipping",
     "detach",
+    "diagnostics",
     "errors",
     "grouping",
+    "nn",
     "per_sample_grads",
     "plan",
     "sampling",
+    "theory",
     "transforms",
 ]
 
-_MODULES = {"accounting", "audit", "clipping", "errors", "grouping", "sampling", "transforms"}
+_MODULES = {
+    "accounting",
+    "audit",
+    "clipping",
+    "diagnostics",
+    "errors",
+    "grouping",
+    "nn",
+    "sampling",
+    "theory",
+    "transforms",
+}
 _HOMES = {
+    "AdaptiveRadius": "variance",
     "AutoGrouping": "planning",
     "BatchClipping": "variance",
     "ClippedSum": "functional",

@@ -80,7 +80,7 @@ def clipped_sum(
     def reducer(batch: int) -> ClippedReducer:
         return ClippedReducer(groups, function, evaluator, batch)
 
-    reduced = _run(model, closure, reducer, verify=verify)
+    reduced = captured_backward(model, closure, reducer, verify=verify)
     reduced.finish()
     zeros = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
     return ClippedSum(
@@ -96,7 +96,7 @@ def per_sample_grads(
     model: nn.Module, closure: Callable[[], Tensor], *, verify: bool = True
 ) -> dict[str, Tensor]:
     """Every sample's gradient, materialized: parameter name -> ``[B, *shape]``. Not private."""
-    materialized = _run(model, closure, _Materializer, verify=verify)
+    materialized = captured_backward(model, closure, _Materializer, verify=verify)
     return {
         name: materialized.of(name, parameter)
         for name, parameter in model.named_parameters()
@@ -124,13 +124,24 @@ class _Materializer:
         return self._grads[name]
 
 
-def _run(
+def captured_backward(
     model: nn.Module,
     closure: Callable[[], Tensor],
     make_sink: Callable[[int], SinkT],
     *,
     verify: bool,
 ) -> SinkT:
+    """Run a closure as :func:`clipped_sum` does, with every parameter's factor to a sink.
+
+    Args:
+        model: any module; it is left as it was.
+        closure: as for :func:`clipped_sum`.
+        make_sink: makes the sink for so many samples.
+        verify: as for :func:`clipped_sum`.
+
+    Returns:
+        The sink, with all it received.
+    """
     if not callable(closure):
         raise TypeError(
             f"closure must be a function that returns the losses, got {type(closure).__name__}: "

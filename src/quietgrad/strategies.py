@@ -180,7 +180,7 @@ def _sum(factor: Factor, weights: Tensor, samples: Tensor | None, total: Tensor 
     """The weighted sum over the finite samples: a NaN must not meet even a zero weight."""
     if samples is not None:
         if not len(samples):
-            zeros = torch.zeros(factor.shape, dtype=weights.dtype, device=weights.device)
+            zeros = torch.zeros(factor.shape, dtype=factor.dtype, device=factor.device)
             return zeros if total is None else total
         factor, weights = factor.select(samples), weights[samples]
     if total is None:

@@ -12,6 +12,7 @@ from quietgrad._names import unknown_name
 from quietgrad.benchmark import transformer_workloads as transformers
 from quietgrad.benchmark.resnet import resnet20
 from quietgrad.benchmark.workload import Workload
+from quietgrad.nn import tanh_cnn_28
 
 Make = Callable[[int], Workload]
 
@@ -50,18 +51,7 @@ def mlp(batch_size: int) -> Workload:
 
 def cnn(batch_size: int) -> Workload:
     """The tanh CNN of Tramer & Boneh, 26,010 parameters."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    )
+    model = tanh_cnn_28()  # its weights are drawn first
     images = torch.randn(batch_size, 1, 28, 28)
     return Workload(model, (images,), _labels(batch_size), has_images=True)
 

@@ -6,22 +6,33 @@ masked with -1e9.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 # Rounding errors of an entry near zero are those of what was added up to it.
 _SUMMANDS = 4.0
 _FILLS = 3
+_INFO = {
+    torch.finfo(d).bits: torch.finfo(d) for d in (torch.bfloat16, torch.float32, torch.float64)
+}
 
 
-def agree(left: Tensor, right: Tensor) -> bool:
-    """Whether runs of the same size gave the same."""
+def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
+    """Whether runs of the same size gave the same.
+
+    Args:
+        left: of one run.
+        right: of the other.
+        bits: of the least precise numbers that they were computed with.
+    """
     if left.shape != right.shape:
         return False
     if not left.is_floating_point() or torch.equal(left, right):
         return torch.equal(left, right)
     # Kernels may round differently for other values elsewhere in the batch, but hardly more.
-    info = torch.finfo(left.dtype)
+    info = min(torch.finfo(left.dtype), _INFO[bits], key=lambda each: each.bits)
     tolerance = info.eps * (2 if info.bits == 16 else 64)
     left, right = left.double(), right.double()
     scale = _typical(left[is_ordinary(left)])
@@ -30,18 +41,23 @@ def agree(left: Tensor, right: Tensor) -> bool:
     )
 
 
-def agree_across_sizes(left: Tensor, right: Tensor) -> bool:
+def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     """Whether runs of different sizes gave the same: kernels round far more differently then."""
     if left.squeeze().shape != right.squeeze().shape:
         return False
     # A factor or a shift is far larger still.
-    tolerance = {64: 1e-8, 32: 1e-3}.get(torch.finfo(left.dtype).bits, 0.1)
+    tolerance = {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(left.dtype).bits), 0.1)
     left, right = left.squeeze().double(), right.squeeze().double()
     ordinary = is_ordinary(left)
     difference = (left - right)[ordinary].nan_to_num(0.0, 0.0, 0.0)
     if float(difference.norm()) > tolerance * float(left[ordinary].norm()):
         return False
     return torch.allclose(left[~ordinary], right[~ordinary], rtol=tolerance, equal_nan=True)
+
+
+def coarsest_bits(tensors: Iterable[Tensor]) -> int:
+    """Of the least precise type among them."""
+    return min((torch.finfo(t.dtype).bits for t in tensors if t.is_floating_point()), default=64)
 
 
 def is_ordinary(tensor: Tensor) -> Tensor:

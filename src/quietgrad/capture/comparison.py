@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Comparison:
         count: how many the second had.
         old: samples of the first run.
         new: the same ones, by their places in the second.
+        bits: of the least precise numbers that the model computes with.
     """
 
     known: Sequence[OutputRows]
@@ -32,6 +34,7 @@ class Comparison:
     count: int
     old: Tensor
     new: Tensor
+    bits: int = 64
 
     def holds(self, before: Node, after: Node) -> bool:
         """Whether these samples' outputs are the same, in some reading of each output."""
@@ -63,7 +66,11 @@ class Comparison:
         if self._is_aside(rows) and torch.equal(before, after):
             return True  # a table, with no samples in it
         return not places or any(
-            agree(self._old_rows(before, place), select(after, self.new, place, self.count))
+            agree(
+                self._old_rows(before, place),
+                select(after, self.new, place, self.count),
+                self.bits,
+            )
             for place in places
         )
 
@@ -79,7 +86,9 @@ class Comparison:
             return True
         if before.shape == after.shape and (rows is None or not rows.was_reached):
             return True  # a table, of a size that is a multiple of the batch by chance
-        return any(agree_across_sizes(self._old_rows(before, place), after) for place in places)
+        return any(
+            agree_across_sizes(self._old_rows(before, place), after, self.bits) for place in places
+        )
 
     def _old_rows(self, before: Tensor, place: Placement) -> Tensor:
         return select(before, self.old, place, self.batch)
@@ -91,7 +100,7 @@ class Comparison:
         return lists and _has_one_for_each(before, parts, self.batch)
 
     def _same_entries(self, before: Branch, after: Branch) -> bool:
-        same = agree if self.count == self.batch else _agree_of_fewer
+        same = partial(agree if self.count == self.batch else _agree_of_fewer, bits=self.bits)
         return all(
             same_throughout(before.children[one], after.children[other], same)
             for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
@@ -142,8 +151,8 @@ def _divided(node: Branch, rows: list[OutputRows | None]) -> list[list[OutputRow
     return parts
 
 
-def _agree_of_fewer(left: Tensor, right: Tensor) -> bool:
-    return not left.is_floating_point() or agree_across_sizes(left, right)
+def _agree_of_fewer(left: Tensor, right: Tensor, bits: int) -> bool:
+    return not left.is_floating_point() or agree_across_sizes(left, right, bits)
 
 
 def same_throughout(

@@ -26,13 +26,18 @@ from quietgrad.errors import UnsupportedOperationError
 _PLAIN_METHODS = (
     "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
     "is_floating_point is_complex get_device data_ptr untyped_storage type requires_grad_ "
-    "retain_grad register_hook __len__ __repr__ __format__ __hash__ is_same_size"
+    "__len__ __repr__ __format__ __hash__ is_same_size"
 ).split()
 
 METADATA: frozenset[Callable[..., Any]] = frozenset(
     getattr(Tensor, name) for name in _PLAIN_METHODS
 )
 """Methods that tell about a tensor without computing with it."""
+
+HOOKS: frozenset[Callable[..., Any]] = frozenset(
+    {Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook}
+)
+"""Methods that let others have a tensor's gradient."""
 
 _COMPUTING_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
@@ -205,4 +210,4 @@ def _if_unchanged(saved: tuple[Tensor, int]) -> Tensor:
     return tensor
 
 
-__all__ = ["METADATA", "derive", "ignores_data", "is_plain_property", "makes_constants"]
+__all__ = ["HOOKS", "METADATA", "derive", "ignores_data", "is_plain_property", "makes_constants"]

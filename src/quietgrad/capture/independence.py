@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quietgrad.capture.agreement import agree
+from quietgrad.capture.agreement import agree, coarsest_bits
 from quietgrad.capture.comparison import Comparison, rows_of, same_throughout, tells_apart
 from quietgrad.capture.readings import Reading, readings_of
 from quietgrad.capture.repetition import ModelCall, Outcome
@@ -70,8 +70,7 @@ class _Examination:
             after = self.reading.repeat(self.call, others)
             _check_buffers(before, after)
             rest = kept.nonzero().flatten()
-            comparison = Comparison(self.call.outputs, len(kept), len(kept), rest, rest)
-            if not comparison.holds(before.returned, after.returned):
+            if not self._comparison(len(kept), rest, rest).holds(before.returned, after.returned):
                 return _mixed(self._kind)
         if not self._is_verifiable(before.returned):
             return _nothing_to_compare(self._kind)
@@ -121,8 +120,11 @@ class _Examination:
     def _is_rearranged(self, before: Node, after: Node, samples: Tensor) -> bool:
         """Whether a run with these samples gave what all together gave for each of them."""
         count = len(samples)
-        batch, places = self.reading.batch, torch.arange(count)
-        return Comparison(self.call.outputs, batch, count, samples, places).holds(before, after)
+        return self._comparison(count, samples, torch.arange(count)).holds(before, after)
+
+    def _comparison(self, count: int, old: Tensor, new: Tensor) -> Comparison:
+        bits = coarsest_bits(self.call.model.parameters())
+        return Comparison(self.call.outputs, self.reading.batch, count, old, new, bits)
 
     def _is_verifiable(self, node: Node) -> bool:
         """Whether samples were told apart in something that losses can depend on."""

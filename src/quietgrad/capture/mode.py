@@ -29,6 +29,7 @@ class _Operation(NamedTuple):
     """What does not change from call to call: looked up once, for there are many calls."""
 
     only_tells: bool
+    hooks: bool
     reads_numbers: bool
     writes: bool
     makes_constants: bool
@@ -38,6 +39,7 @@ class _Operation(NamedTuple):
 def _operation(func: Callable[..., Any]) -> _Operation:
     return _Operation(
         only_tells=func in derivation.METADATA or derivation.is_plain_property(func),
+        hooks=func in derivation.HOOKS,
         reads_numbers=func in _NUMBERS,
         writes=is_in_place(func),
         makes_constants=derivation.makes_constants(func),
@@ -77,10 +79,8 @@ class CaptureMode(TorchFunctionMode):
             return func(*args, **kwargs)
         forbidden.check(func, args, kwargs, self._path)
         tape = self._current_tape()
-        if func == _SET_DATA:
-            forbidden.check_write(tape, args[0], args[1])
-            with tape.provenance.watch.writing(args[:1]):
-                return func(*args)
+        if operation.hooks or func == _SET_DATA:
+            return self._hook_or_write(func, args, kwargs, tape)
         tape.functions.add(func)
         if operation.reads_numbers and not tape.is_constant(args[0]):
             tape.reads_numbers = True
@@ -109,6 +109,23 @@ class CaptureMode(TorchFunctionMode):
                 *tensors,
             )
         return rule(call, *args, **kwargs)
+
+    def _hook_or_write(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tape: Tape
+    ) -> Any:
+        """On activations, hooks see every sample's own gradient; on parameters, a clipped sum."""
+        if func == _SET_DATA:
+            forbidden.check_write(tape, args[0], args[1])
+            with tape.provenance.watch.writing(args[:1]):
+                return func(*args)
+        if self._target_of(args[0], tape) is not None:
+            raise self._call(func, tape).refuse(
+                "a hook on a parameter, or on a tensor computed from parameters, would see or "
+                "change gradients after they were clipped",
+                "Remove it, or put it on an activation",
+                args[0],
+            )
+        return func(*args, **kwargs)
 
     @property
     def _path(self) -> str:

@@ -58,7 +58,7 @@ def peers(text: str | None) -> list[Implementation]:
     chosen = tuple(_PEERS) if text is None else _some("--peers", words(text))
     for name in chosen:
         if name not in _PEERS:
-            raise unknown_name("peer", name, _PEERS, f", and '{_NONE}'")
+            raise unknown_name("peer", name, _PEERS, f", or '{_NONE}' alone")
     if not is_installed():
         raise MissingExtraError("opacus", "bench")
     return [_PEERS[name] for name in chosen]

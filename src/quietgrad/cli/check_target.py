@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ def resolve(target: str) -> Target:
             f"{target!r} is no target: expected module:function or path/to/file.py:function"
         )
     function = _function(_module(place), name, place)
-    made = function()
+    made = _called(function, target)
     if not isinstance(made, tuple) or len(made) != len(Target._fields):
         raise ValueError(
             f"{target} returned {_kind(made)}: expected a tuple of model, batch and loss_fn"
@@ -46,6 +47,16 @@ def resolve(target: str) -> Target:
             f"{target} returned {_kind(loss_fn)} as loss_fn: expected a function of model and batch"
         )
     return Target(*made)
+
+
+def _called(function: Callable[..., Any], target: str) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"{target} {error}: expected a function of no arguments") from None
+    except ValueError:
+        pass  # a builtin that does not tell
+    return function()
 
 
 def _module(place: str) -> ModuleType:

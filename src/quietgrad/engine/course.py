@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from quietgrad.accounting import Ledger
 from quietgrad.engine.budget import Budget
+from quietgrad.engine.radii import Radii
 from quietgrad.engine.state import (
     explained,
     global_rng,
@@ -36,6 +37,7 @@ class Course:
         budget: what is planned, and what was recorded of it.
         settings: what must be the same to go on.
         seed: with one, the generator of dropout is saved too.
+        radii: of the groups, which may move.
         momentum: past weights and gradients, if they count.
         steps_taken: number of updates in the weights.
         generation: how often a state was loaded.
@@ -48,6 +50,7 @@ class Course:
     budget: Budget
     settings: Mapping[str, Any]
     seed: int | None
+    radii: Radii
     momentum: Momentum | None = None
     steps_taken: int = 0
     generation: int = 0
@@ -81,6 +84,7 @@ class Course:
                 "ledger": self.ledger.to_dict(),
                 "steps_taken": self.steps_taken,
                 "rng": global_rng(self.seed),
+                "radii": [group.radius for group in self.radii.groups],
                 "momentum": None if self.momentum is None else self.momentum.state_dict(),
             }
         )
@@ -101,6 +105,7 @@ class Course:
             )
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self.radii.load(state["radii"])
             if self.momentum is not None:
                 self.momentum.load_state_dict(state["momentum"])
             restore_global_rng(state["rng"], self.seed)

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
-from quietgrad import grouping as groupings
 from quietgrad import noise as noises
 from quietgrad import sampling as samplers
 from quietgrad._checks import require_count
@@ -36,6 +35,7 @@ from quietgrad.engine.course import Course
 from quietgrad.engine.memory import fitting_in_memory
 from quietgrad.engine.one_at_a_time import OneAtATime
 from quietgrad.engine.passes import Losses, propagate
+from quietgrad.engine.radii import Radii
 from quietgrad.engine.release import Release
 from quietgrad.engine.schedules import NoiseSchedule
 from quietgrad.engine.settings import described
@@ -54,7 +54,7 @@ from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy, Way
 from quietgrad.timings import Timings
-from quietgrad.variance import InnerOuter, Momentum
+from quietgrad.variance import AdaptiveRadius, InnerOuter, Momentum
 
 
 class PrivacyEngine:
@@ -95,7 +95,7 @@ class PrivacyEngine:
         example: For ``grouping="auto"``: ``(batch, loss_fn)``, a few samples of public shape and
             ``loss_fn(model, batch)``. The values do not matter, and are not trained on.
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
-            needs no tuning of it).
+            needs no tuning of it), or ``qg.AdaptiveRadius()``, which follows a private quantile.
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
@@ -127,7 +127,7 @@ class PrivacyEngine:
         clipping: str | Clipping = "auto-s",
         grouping: str | Grouping = "all-layer",
         example: Example | None = None,
-        radius: float | None = None,
+        radius: float | AdaptiveRadius | None = None,
         momentum: InnerOuter | None = None,
         physical_batch_size: int | None = None,
         noise: str = "secure",
@@ -145,7 +145,10 @@ class PrivacyEngine:
         self._clipping = clippings.resolve(clipping)
         self._noise = noises.resolve(noise, checked_seed(seed))
         self._seed = seed
-        self._groups: tuple[Group, ...] = resolved(grouping, model, radius, example)
+        adaptive = radius if isinstance(radius, AdaptiveRadius) else None
+        start = radius.start if isinstance(radius, AdaptiveRadius) else radius
+        groups = resolved(grouping, model, start, example)
+        self._radii = Radii(groups, self._clipping, adaptive, self._batch_size)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
@@ -173,11 +176,12 @@ class PrivacyEngine:
             schedule=noise_schedule,
             source=noise if seed is None else "seeded",
         )
+        self._radii.require_payable(lambda: self._budget.noise_multiplier, noise_schedule)
         settings = described(
             optimizer=optimizer,
             sampling=draws.accounting,
             clipping=self._clipping,
-            groups=self._groups,
+            groups=groups,
             epochs=epochs,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
@@ -189,16 +193,25 @@ class PrivacyEngine:
             accountant=accountant,
             adjacency=self._ledger.adjacency,
             momentum=None if momentum is None else repr(momentum),
+            adaptive_radius=None if adaptive is None else repr(adaptive),
         )
         self._momentum = (
             None if momentum is None else Momentum(checked_momentum(momentum), self._trained)
         )
         self._course = Course(
-            model, optimizer, loader, self._ledger, self._budget, settings, seed, self._momentum
+            model,
+            optimizer,
+            loader,
+            self._ledger,
+            self._budget,
+            settings,
+            seed,
+            self._radii,
+            self._momentum,
         )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._standing, self._one_at_a_time = Standing(), OneAtATime()
-        self._under_way = BatchUnderWay()
+        self._under_way = BatchUnderWay(self._radii.limits)
         self._walk = Walk(
             self._course,
             self._under_way,
@@ -293,12 +306,12 @@ class PrivacyEngine:
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of parameters that are clipped together, with their radii."""
-        return self._groups
+        return self._radii.groups
 
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum of clipped gradients (Euclidean)."""
-        return groupings.sensitivity(self.groups, self._clipping)
+        return self._radii.sensitivity
 
     @property
     def steps_taken(self) -> int:
@@ -415,14 +428,15 @@ class PrivacyEngine:
         with self._standing.watched():
             self._capture.check_trainable_set()
             self._release.require_same_parameters()
-            require_bounded(self._under_way.sums, self._groups, self._clipping, batch.size)
+            require_bounded(self._under_way.sums, self.groups, self._clipping, batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent.
         sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
         try:
             self._under_way.spend()
             # Also if the optimizer fails: part of the update may be in the weights by then.
             step = self._course.advance(batch)
-            sums, std = self._under_way.sums, sigma * self.sensitivity
+            sums, std = self._under_way.sums, self._radii.sum_multiplier(sigma) * self.sensitivity
             self._release.update(sums, step=step, std=std, divisor=self._batch_size)
+            self._radii.adapt(self._under_way.tally, self._noise)
         finally:
             self._under_way.end()

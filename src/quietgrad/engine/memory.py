@@ -16,7 +16,7 @@ def fitting_in_memory(samples: int) -> Iterator[None]:
         if not memory.is_exhausted(error):
             raise
         raise MemoryExhaustedError(
-            f"{memory.advice(samples)}. Nothing of this micro-batch was added: call "
+            f"{memory.advice(samples)}. The batch cannot go on: call "
             "engine.discard_batch() and engine.save(), and load that into an engine with the "
             "smaller size."
         ) from error

@@ -15,7 +15,7 @@ from quietgrad._version import __version__
 from quietgrad.accounting import Ledger
 from quietgrad.errors import EngineStateError, QuietgradError
 
-_FORMAT = 1
+_FORMAT = 2
 _FIELDS: dict[str, Any] = {
     "settings": Mapping,
     "model": Mapping,
@@ -25,9 +25,11 @@ _FIELDS: dict[str, Any] = {
     "ledger": Mapping,
     "steps_taken": object,  # compared below
     "rng": torch.Tensor | None,
+    "radii": Sequence,
+    "momentum": Mapping | None,
     "digest": str,
 }
-_DIGESTED = ("settings", "position", "budget", "ledger", "steps_taken")
+_DIGESTED = ("settings", "position", "budget", "ledger", "steps_taken", "radii")
 _BUDGET_FIELDS: dict[str, Any] = {
     "noise_multiplier": float,
     "recorded": object,  # compared below

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from quietgrad.errors import EngineStateError
 from quietgrad.progress import Progress
 from quietgrad.reduction import ClippedReducer, Sums
@@ -18,9 +20,14 @@ class BatchUnderWay:
 
     An interrupt may come between any two lines here. So what must not happen twice is marked as
     begun before it begins: then a batch that was cut short can only be dropped.
+
+    Args:
+        limits: norms by group, if it is to be counted how many samples are within.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Callable[[], Tensor | None] = lambda: None) -> None:
+        self._limits = limits
+        self._tally: Tensor | None = None
         self._progress = Progress()
         self._batch: LogicalBatch | None = None
         self._sums = Sums()
@@ -49,6 +56,7 @@ class BatchUnderWay:
         self.require_none()
         self._sums = Sums()  # not cleared: a backward() that is still running may add to the others
         self._batch, self._process = batch, os.getpid()
+        self._tally = None
         self._is_adding = self._is_spent = False
         self._progress.begin(batch.micro_sizes)
 
@@ -105,6 +113,7 @@ class BatchUnderWay:
             )
         self._sums.is_torn = True
         self._nonfinite += int((~reduced.norms.isfinite()).any(1).sum())
+        self._count(reduced.norms)
         self._progress.propagated()
         self._sums.is_torn = False
 
@@ -121,6 +130,11 @@ class BatchUnderWay:
         """The clipped sums by parameter, to be added to; one that no sample used is missing."""
         return self._sums
 
+    @property
+    def tally(self) -> Tensor | None:
+        """By group, of each sample 1/2 if its norm is within the limit, and -1/2 if not."""
+        return self._tally
+
     def spend(self) -> None:
         """From here on the batch counts as released: noise covers its sum once, not twice."""
         self._is_spent = True
@@ -136,6 +150,12 @@ class BatchUnderWay:
         self._sums = Sums()
         self._batch, self._is_adding = None, False
         self._progress.end()
+
+    def _count(self, norms: Tensor) -> None:
+        limits = self._limits()
+        if limits is not None:
+            within = (norms.cpu().double() <= limits).double().sub(0.5).sum(0)
+            self._tally = within if self._tally is None else self._tally + within
 
     def _require_same_process(self) -> None:
         """Two processes that release one batch would draw it once and say that it was twice."""

@@ -68,8 +68,8 @@ def trace(
     check_losses(losses)
     if len(losses) < 2:
         raise ValueError(
-            f"a batch of {len(losses)} sample: expected at least 2, for samples are probed against "
-            "each other; a few will do"
+            f"the batch holds {len(losses)} samples: expected 2 or more, for they are probed "
+            "against each other; a few will do"
         )
     samples, inputs = len(losses), _bytes(tensors_in(batch))
     outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]

@@ -1,0 +1,158 @@
+"""Measuring in the course of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from quietgrad._checks import require_count
+from quietgrad.clipping import Clipping
+from quietgrad.diagnostics.correlation import NoiseOverSteps
+from quietgrad.diagnostics.gathering import TooFewSamplesError
+from quietgrad.diagnostics.log import append, log_file
+from quietgrad.diagnostics.measurement import NOT_PRIVATE, Measurement, Record
+from quietgrad.diagnostics.measuring import (
+    DEFAULT_AVERAGES,
+    gather,
+    require_sizes,
+    without_a_trace,
+)
+from quietgrad.diagnostics.summary import summary
+from quietgrad.functional import per_sample_grads
+from quietgrad.grouping import Grouping
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
+
+
+class Recorder:
+    """Measures raw gradients in every k-th step of a training, and keeps the history. NOT PRIVATE.
+
+    ::
+
+        recorder = qg.diagnostics.Recorder(model, every=10, path="out")
+        for x, y in batches:
+            recorder.step(lambda: F.cross_entropy(model(x), y, reduction="none"))
+            ...                                # the update, by whatever means
+
+    Independence of samples is verified in the first measurement only. Sizes of `averages` that
+    exceed a batch are left out of its measurement. A batch of one sample is passed over, and the
+    next one measured in its place.
+
+    Args:
+        model: as for `measure`.
+        every: k; the first step is measured.
+        path: an existing folder, or a file whose name ends in `.NOT-PRIVATE.jsonl`: every
+            measurement is appended to it as a line of JSON. None writes nothing.
+        probes: a closure of the same few samples each time; if given, their sampling noise is
+            followed from step to step (not only in every k-th), for `correlation`.
+        window: over how many steps it is followed. So many gradients are held for every probe.
+        first_step: the number of the first step; more than 0 if a run goes on.
+        clipping: as for `measure`, like all that follow.
+        grouping: see there.
+        radius: see there.
+        averages: see there.
+        memory_budget: see there.
+
+    Raises:
+        ValueError: an argument is out of range, or the file's name does not say what is in it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 1,
+        path: str | Path | None = None,
+        probes: Callable[[], Tensor] | None = None,
+        window: int = 8,
+        first_step: int = 0,
+        clipping: str | Clipping = "auto-s",
+        grouping: str | Grouping = "all-layer",
+        radius: float | None = None,
+        averages: Sequence[int] = DEFAULT_AVERAGES,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    ) -> None:
+        self._model, self._probes = model, probes
+        self._every = require_count("every", every, at_least=1)
+        self._path = None if path is None else log_file(path)
+        self._noise = NoiseOverSteps(window)
+        self._next = self._due = require_count("first_step", first_step, at_least=0)
+        self._clipping, self._grouping, self._radius = clipping, grouping, radius
+        self._sizes, self._budget = require_sizes(averages), memory_budget
+        self._history: list[Record] = []
+
+    @property
+    def history(self) -> tuple[Record, ...]:
+        """All measurements so far."""
+        return tuple(self._history)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is written to."""
+        return self._path
+
+    def step(self, closure: Callable[[], Tensor]) -> Measurement | None:
+        """Count a step, and measure if it is its turn. Call it before the step's update.
+
+        Args:
+            closure: runs the model on the step's batch and returns one loss per sample.
+
+        Returns:
+            What was measured; None if it was not this step's turn.
+        """
+        number, self._next = self._next, self._next + 1
+        if self._probes is not None:
+            self._follow(self._probes)
+        if number < self._due:
+            return None
+        try:
+            measurement = self._measure(closure)
+        except TooFewSamplesError:  # batches are of random sizes: no reason to end a training
+            return None
+        self._due = (number // self._every + 1) * self._every
+        self._keep(Record(number, measurement))
+        return measurement
+
+    def correlation(self, window: int | None = None) -> tuple[float, ...]:
+        """How far the probes' sampling noise stays the same from step to step. NOT PRIVATE.
+
+        Args:
+            window: how many of the last steps to look at; all that are kept by default.
+
+        Returns:
+            For K = 1 .. `window`, the length of the mean of K successive noises g_i - g relative to
+            that of one, averaged over the probes and over all places within the window. It stays
+            at 1 for noise that never changes, and falls as 1/sqrt(K) for independent noise.
+
+        Raises:
+            ValueError: there are no probes, or not so many steps yet.
+        """
+        if self._probes is None:
+            raise ValueError("there are no probes to follow: give probes= to the Recorder")
+        return self._noise.correlation(window)
+
+    def _follow(self, probes: Callable[[], Tensor]) -> None:
+        with without_a_trace(self._model):
+            gradients = per_sample_grads(self._model, probes, verify=not len(self._noise))
+        self._noise.add(gradients)
+
+    def _measure(self, closure: Callable[[], Tensor]) -> Measurement:
+        gathered = gather(
+            self._model,
+            closure,
+            clipping=self._clipping,
+            grouping=self._grouping,
+            radius=self._radius,
+            memory_budget=self._budget,
+            verify=not self._history,
+        )
+        return summary(gathered, self._sizes)
+
+    def _keep(self, record: Record) -> None:
+        self._history.append(record)
+        if self._path is not None:
+            append(self._path, record)
+
+    def __repr__(self) -> str:
+        return f"<Recorder, {len(self._history)} measurements, {NOT_PRIVATE}>"

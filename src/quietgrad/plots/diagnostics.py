@@ -1,0 +1,159 @@
+"""Measurements of raw gradients over the steps of a training, drawn. NOT PRIVATE."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quietgrad.diagnostics import Measurement, Record, Spread
+from quietgrad.plots.epsilon_curve import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SAMPLES, _MEAN, _CLIPPED = "tab:blue", "black", "tab:red"
+_AVERAGES = ("tab:cyan", "tab:green", "tab:olive", "tab:purple")
+_UNDEFINED = math.nan  # a gap in the line
+
+
+def diagnostics_figure(history: Sequence[Record], *, title: str) -> "Figure":
+    """A figure of a history: norms, sampling noise, cosines and the share that is clipped.
+
+    Args:
+        history: of a `quietgrad.diagnostics.Recorder`, or from `read_history`.
+        title: what was trained; that it is not private is said before it.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    if not history:
+        raise ValueError("history is empty: expected the measurements of at least one step")
+    require_matplotlib()
+    from matplotlib.figure import Figure  # an extra: only when needed
+
+    figure = Figure(figsize=(10.0, 8.4), dpi=150, layout="constrained")
+    figure.suptitle(f"NOT PRIVATE (raw gradients): {title}", fontsize="medium", color=_CLIPPED)
+    panels = (_draw_norms, _draw_noise, _draw_cosines, _draw_clipped)
+    for axes, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        draw(axes, history)
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlabel("steps")
+        _put_legend_below(axes)
+    return figure
+
+
+def _draw_norms(axes: "Axes", history: Sequence[Record]) -> None:
+    axes.set_title("Norms of gradients", fontsize="small")
+    _draw_spread(axes, history, lambda measured: measured.norms)
+    _draw_line(axes, history, lambda measured: measured.mean_gradient_norm, "mean gradient", _MEAN)
+    _scale_by_ratio(axes)
+
+
+def _draw_noise(axes: "Axes", history: Sequence[Record]) -> None:
+    axes.set_title("Sampling noise, root of E|g_i - g|^2", fontsize="small")
+    _draw_line(axes, history, lambda m: math.sqrt(m.sampling_noise), "samples", _SAMPLES)
+    for size, color in _sizes_with_colors(history, at_least=2):
+        _draw_line(axes, history, _noise_of_averages(size), f"averages of {size}", color)
+    _draw_line(axes, history, lambda measured: measured.mean_gradient_norm, "mean gradient", _MEAN)
+    _scale_by_ratio(axes)
+
+
+def _draw_cosines(axes: "Axes", history: Sequence[Record]) -> None:
+    axes.set_title("Cosines to the mean gradient", fontsize="small")
+    _draw_spread(axes, history, lambda measured: measured.cosines)
+    _draw_line(axes, history, lambda measured: measured.clipped_cosine, "clipped sum", _CLIPPED)
+    for size, color in _sizes_with_colors(history, at_least=1):
+        label = f"sum of normalized {f'averages of {size}' if size > 1 else 'samples'}"
+        _draw_line(axes, history, _cosine_of_averages(size), label, color)
+    axes.set_ylim(-1.05, 1.05)
+
+
+def _draw_clipped(axes: "Axes", history: Sequence[Record]) -> None:
+    axes.set_title("Share of samples that are clipped", fontsize="small")
+    shares = [list(record.measurement.clipped.values()) for record in history]
+    if any(len(of_groups) > 1 for of_groups in shares):
+        low, high = [min(each) for each in shares], [max(each) for each in shares]
+        label = "least to most in a group"
+        axes.fill_between(_steps(history), low, high, color=_CLIPPED, alpha=0.2, label=label)
+    _draw_line(axes, history, lambda m: m.clipped_share, "mean over groups", _CLIPPED)
+    axes.set_ylim(-0.05, 1.05)
+
+
+def _draw_spread(
+    axes: "Axes", history: Sequence[Record], spread_of: Callable[[Measurement], Spread | None]
+) -> None:
+    """Quantiles: bands around the median."""
+    spreads = [spread_of(record.measurement) for record in history]
+
+    def values(name: str) -> list[float]:
+        return [_UNDEFINED if each is None else getattr(each, name) for each in spreads]
+
+    steps = _steps(history)
+    for low, high, share, alpha in (
+        ("q05", "q95", "5 to 95", 0.15),
+        ("q25", "q75", "25 to 75", 0.3),
+    ):
+        label = f"samples, {share} %"
+        axes.fill_between(
+            steps, values(low), values(high), color=_SAMPLES, alpha=alpha, label=label, linewidth=0
+        )
+    label = "samples, median"
+    axes.plot(steps, values("q50"), color=_SAMPLES, marker=_marker(history), label=label)
+
+
+def _draw_line(
+    axes: "Axes",
+    history: Sequence[Record],
+    value_of: Callable[[Measurement], float | None],
+    label: str,
+    color: str,
+) -> None:
+    values = [value_of(record.measurement) for record in history]
+    shown = [_UNDEFINED if value is None else value for value in values]
+    axes.plot(_steps(history), shown, color=color, marker=_marker(history), label=label)
+
+
+def _noise_of_averages(size: int) -> Callable[[Measurement], float | None]:
+    def value(measured: Measurement) -> float | None:
+        noises = (each.sampling_noise for each in measured.averages if each.size == size)
+        noise = next(noises, None)
+        return None if noise is None else math.sqrt(noise)
+
+    return value
+
+
+def _cosine_of_averages(size: int) -> Callable[[Measurement], float | None]:
+    def value(measured: Measurement) -> float | None:
+        cosines = (each.normalized_cosine for each in measured.averages if each.size == size)
+        return next(cosines, None)
+
+    return value
+
+
+def _sizes_with_colors(history: Sequence[Record], *, at_least: int) -> list[tuple[int, str]]:
+    """Of averages; a size has the same colour in all panels."""
+    sizes = sorted({each.size for record in history for each in record.measurement.averages})
+    colored = [(size, _AVERAGES[place % len(_AVERAGES)]) for place, size in enumerate(sizes)]
+    return [(size, color) for size, color in colored if size >= at_least]
+
+
+def _put_legend_below(axes: "Axes") -> None:
+    """Where no line is."""
+    axes.legend(
+        fontsize="x-small", ncols=2, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14)
+    )
+
+
+def _scale_by_ratio(axes: "Axes") -> None:
+    """Norms differ by orders of magnitude; what is zero cannot be shown so."""
+    axes.set_yscale("symlog" if axes.dataLim.y0 <= 0 else "log")
+
+
+def _steps(history: Sequence[Record]) -> list[int]:
+    return [record.step for record in history]
+
+
+def _marker(history: Sequence[Record]) -> str | None:
+    """A single step has no line."""
+    return "o" if len(history) == 1 else None

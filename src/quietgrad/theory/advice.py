@@ -1,0 +1,153 @@
+"""What to enlarge first, and which learning rate to try: Theorem 5 put to use.
+
+Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
+section 5.2. At a fixed privacy level mu, the squared driving term of the bound is proportional to
+
+    1/T  +  d/(mu n)^2  +  d s/(B^2 T),    s = sigma^2 - 1/(e^(1/sigma^2) - 1), between 0 and 1/2,
+
+where the last term is the O(1/(B^2 T)) of eq. (5.3), exactly. More steps shrink the first and the
+last, a larger batch the last; the second is the price of privacy, which neither can lower.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from quietgrad.theory.gaussian_privacy import gdp_mu, mu_of_epsilon, noise_for_mu
+from quietgrad.theory.training import Training
+
+Lever = Literal["steps", "batch_size", "privacy"]
+"""More steps, a larger batch, or what lowers the price of privacy."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What Theorem 5 says about a run; `print` it to read it.
+
+    Attributes:
+        mu: privacy level in the limit of many steps (approximate; see `gdp_mu`).
+        noise_multiplier: that belongs to it (approximate too: calibrate with an accountant).
+        base_learning_rate: lr* of the paper, sqrt((L_0 - L_*) mu^2 n^2 / (L (mu^2 n^2 + d T))).
+        learning_rate: lr* / sqrt(T), for SGD on private gradients averaged over the batch and
+            auto-s of radius 1, as (C.5) means it.
+        steps_share: of the squared driving term, what 1/T makes.
+        batch_share: what d s/(B^2 T) makes.
+        privacy_share: what d/(mu n)^2 makes.
+        enlarge_first: `privacy` if that makes more than half; else whichever of steps and batch,
+            doubled, takes more off the driving term.
+        batch_at_fixed_epochs: up to about this size a larger batch helps even if the number of
+            epochs, not of steps, is fixed.
+    """
+
+    mu: float
+    noise_multiplier: float
+    base_learning_rate: float
+    learning_rate: float
+    steps_share: float
+    batch_share: float
+    privacy_share: float
+    enlarge_first: Lever
+    batch_at_fixed_epochs: float
+
+    def __str__(self) -> str:
+        return (
+            f"mu about {self.mu:.3g} (noise multiplier about {self.noise_multiplier:.3g})\n"
+            f"learning rate about {self.learning_rate:.3g} (lr* {self.base_learning_rate:.3g}"
+            " / sqrt(steps); SGD, averaged gradients, auto-s of radius 1)\n"
+            f"what holds the bound up: few steps {self.steps_share:.0%}, a small batch"
+            f" {self.batch_share:.0%}, privacy {self.privacy_share:.0%}\n"
+            f"first: {self._first()}\n"
+            "at a fixed number of epochs a larger batch helps up to about"
+            f" {self.batch_at_fixed_epochs:.3g} samples"
+        )
+
+    def _first(self) -> str:
+        if self.enlarge_first == "steps":
+            return "train for more steps, with the larger noise that keeps mu"
+        if self.enlarge_first == "batch_size":
+            return "enlarge the batch, at the same steps, with the larger noise that keeps mu"
+        gain = 1 - math.sqrt(self.privacy_share)
+        return (
+            f"lower the price of privacy (more steps and larger batches can gain {gain:.0%} at"
+            " most): train fewer parameters, find more data, or accept a larger mu; a pretrained"
+            " start always helps"
+        )
+
+
+def advise(
+    *,
+    samples: int,
+    parameters: int,
+    batch_size: float,
+    steps: int,
+    loss_gap: float,
+    smoothness: float,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Advice:
+    """The advice of Theorem 5: learning rate, privacy level, and what to enlarge first.
+
+    Give the noise multiplier, or epsilon and delta, which lead to mu and thereby to the noise.
+
+    The paper finds larger batches better at fixed epochs too. That holds until the 1/T, which then
+    grows with B, outweighs the last term: up to about B = sqrt(d/2).
+
+    Args:
+        samples: n.
+        parameters: d.
+        batch_size: B, at most `samples`.
+        steps: T.
+        loss_gap: L_0 - L_*.
+        smoothness: L.
+        noise_multiplier: sigma.
+        epsilon: instead of the noise multiplier, together with delta.
+        delta: in (0, 1).
+    """
+    if noise_multiplier is not None and epsilon is None and delta is None:
+        noise = noise_multiplier
+        mu = gdp_mu(noise_multiplier=noise, batch_size=batch_size, samples=samples, steps=steps)
+    elif noise_multiplier is None and epsilon is not None and delta is not None:
+        mu = mu_of_epsilon(epsilon, delta=delta)
+        noise = noise_for_mu(mu, batch_size=batch_size, samples=samples, steps=steps)
+    else:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier!r}, epsilon={epsilon!r}, delta={delta!r}: expected"
+            " either noise_multiplier alone or epsilon and delta"
+        )
+    training = Training(steps, batch_size, noise, parameters, loss_gap, smoothness)
+    return _advice(training, samples, mu)
+
+
+def _advice(training: Training, samples: int, mu: float) -> Advice:
+    privacy = training.parameters * training.steps / (mu * samples) ** 2
+    batch = training.parameters * _excess(training.noise_multiplier) / training.batch_size**2
+    whole = 1 + batch + privacy
+    base = math.sqrt(training.loss_gap / training.smoothness / (1 + privacy))
+    return Advice(
+        mu=mu,
+        noise_multiplier=training.noise_multiplier,
+        base_learning_rate=base,
+        learning_rate=base / math.sqrt(training.steps),
+        steps_share=1 / whole,
+        batch_share=batch / whole,
+        privacy_share=privacy / whole,
+        enlarge_first=_first(batch, privacy, full=training.batch_size >= samples),
+        batch_at_fixed_epochs=min(math.sqrt(training.parameters / 2), samples),
+    )
+
+
+def _first(batch: float, privacy: float, *, full: bool) -> Lever:
+    """From the three terms in units of 1/T; a full batch cannot grow."""
+    if privacy > 1 + batch:
+        return "privacy"
+    # Twice the steps halve both other terms, twice the batch quarters its own.
+    return "batch_size" if batch * 3 / 4 > (1 + batch) / 2 and not full else "steps"
+
+
+def _excess(noise_multiplier: float) -> float:
+    """sigma^2 - 1/(e^(1/sigma^2) - 1), by its series where the two nearly cancel."""
+    inverse = noise_multiplier**-2
+    if inverse < 1e-4:
+        return 0.5 - inverse / 12
+    return 1 / inverse - 1 / math.expm1(inverse)

@@ -1,0 +1,130 @@
+"""How much of a true gradient survives when noisy per-sample gradients are normalized.
+
+All equations are those of Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made
+Easier and Stronger", Appendix C.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietgrad._checks import require_number, require_positive
+
+
+def alignment(c: float, *, r: float, Gamma: float) -> float:
+    """f(c, r; Gamma) of (C.11): a gradient of length 1, and two samples at g + noise and g - noise.
+
+    It is the part of the two normalized samples that points along g. At c = 1, r = 1, Gamma = 0 one
+    sample vanishes, and has no direction; its share is 0, the limit from smaller c.
+
+    Args:
+        c: cosine of the angle between gradient and noise, in [0, 1].
+        r: length of the noise over that of the gradient, > 0.
+        Gamma: gamma over the length of the gradient, >= 0.
+    """
+    require_positive("r", r)
+    require_number("Gamma", Gamma, at_least=0.0)
+    if not 0 <= require_number("c", c, at_least=0.0) <= 1:
+        raise ValueError(f"c={c!r} is not valid: expected a cosine in [0, 1]")
+    return _share(1 + r * c, _length(c, r) + Gamma) + _share(1 - r * c, _length(-c, r) + Gamma)
+
+
+def least_alignment(*, r: float, Gamma: float) -> float:
+    """The infimum of `alignment` over 0 < c <= 1 (Theorem 8).
+
+    For r >= 1 it is f(1, r; Gamma) = Gamma/(r + Gamma - 1) - Gamma/(r + Gamma + 1): nothing is left
+    without gamma. Theorem 8 counts r = 1 to that case; there the infimum is still 1. For r < 1 no
+    formula is known; with Gamma = 0 it lies at c = 0, the open end, until r comes close to 1.
+    """
+    require_positive("r", r)
+    require_number("Gamma", Gamma, at_least=0.0)
+    if r < 1:
+        return _searched(r, Gamma)
+    if Gamma == 0:
+        return 1.0 if r == 1 else 0.0
+    return 2 * Gamma / ((r - 1 + Gamma) * (r + 1 + Gamma))
+
+
+def measure(x: float, *, r: float, xi: float, gamma: float) -> float:
+    """M(x; r, xi, gamma): how strongly a step descends if the gradient is longer than xi/r by x.
+
+    (C.4) in the explicit form above (C.9). It increases from M(0) = 0 towards `inverse_end`. Below
+    x = 0, where the formula turns negative while the descent does not, x is refused.
+
+    Args:
+        x: length of the true gradient less xi/r, >= 0.
+        r: the ratio of noise to gradient up to which samples are counted on, >= 1.
+        xi: bound of the standard deviation of per-sample gradients, >= 0 (Assumption 5.3).
+        gamma: the stability constant of auto-s, > 0.
+    """
+    _require(r, xi, gamma)
+    require_number("x", x, at_least=0.0)
+    norm = x + xi / r
+    return 2 * (gamma / ((r - 1) * norm + gamma)) * (norm / ((r + 1) * norm + gamma)) * x
+
+
+def inverse_end(*, r: float, gamma: float) -> float:
+    """gamma/(r-1) - gamma/(r+1): M stays below it, so its inverse ends before it.
+
+    The paper closes the interval there; the value is approached and never reached. Infinite at
+    r = 1.
+    """
+    _require(r, 0.0, gamma)
+    return math.inf if r == 1 else 2 * gamma / ((r - 1) * (r + 1))
+
+
+def inverse_measure(y: float, *, r: float, xi: float, gamma: float) -> float:
+    """The x at which M(x; r, xi, gamma) = y, explicitly (C.9).
+
+    Written so that nothing cancels for small y. Raises ValueError at and beyond `inverse_end`.
+    """
+    end = inverse_end(r=r, gamma=gamma)
+    require_number("xi", xi, at_least=0.0)
+    if not 0 <= require_number("y", y, at_least=0.0) < end:
+        raise ValueError(
+            f"y={y!r} is not valid: expected a number in [0, {end:g}), the values that M takes for"
+            f" r={r:g} and gamma={gamma:g}; a smaller r widens them"
+        )
+    if y == 0:
+        return 0.0
+    floor = xi / r
+    wide = 2 * xi + 2 * gamma + y
+    root = math.hypot(floor, math.sqrt(wide) * math.sqrt(y))
+    slope = (r * r - 1) * floor + r * gamma + gamma * wide / (root + floor)
+    below = 2 * gamma if r == 1 else (r - 1) * (r + 1) * (end - y)  # > 0 also after rounding
+    return y * slope / below
+
+
+def _require(r: float, xi: float, gamma: float) -> None:
+    require_number("r", r, at_least=1.0)
+    require_number("xi", xi, at_least=0.0)
+    require_positive("gamma", gamma)
+
+
+def _length(c: float, r: float) -> float:
+    """Of a unit vector plus r times another one at cosine c."""
+    return math.sqrt((1 - c * c) * r * r + (1 + c * r) ** 2)
+
+
+def _share(along: float, length: float) -> float:
+    return 0.0 if length == 0 else along / length
+
+
+def _searched(r: float, Gamma: float) -> float:
+    """On a grid, dense near c = 1, where for r near 1 the minimum is narrow; then on finer ones."""
+    c = np.sort(np.concatenate([np.linspace(0, 1, 501), 1 - np.logspace(-15, 0, 501)]))
+    values = _along(c, r, Gamma)
+    for _ in range(4):
+        place = int(values.argmin())
+        c = np.linspace(c[max(place - 1, 0)], c[min(place + 1, len(c) - 1)], 33)
+        values = _along(c, r, Gamma)
+    return float(values.min())
+
+
+def _along(c: NDArray[np.float64], r: float, Gamma: float) -> NDArray[np.float64]:
+    """`alignment` for many cosines at once, r < 1."""
+    across = (1 - c * c) * r * r
+    plus = (1 + r * c) / (np.sqrt(across + (1 + c * r) ** 2) + Gamma)
+    minus = (1 - r * c) / (np.sqrt(across + (1 - c * r) ** 2) + Gamma)
+    return np.asarray(plus + minus)

@@ -1,0 +1,274 @@
+"""Stock networks with BatchNorm, made fit for private training."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import transformers as hf
+from tests.nn.networks import losses
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import quietgrad
+from quietgrad.errors import SampleMixingError
+from quietgrad.nn import harden
+
+LABELS = torch.arange(3)
+
+
+class BasicBlock(nn.Module):
+    """As torchvision writes it."""
+
+    def __init__(self, width: int, out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.downsample = None
+        if stride != 1:
+            projection = nn.Conv2d(width, out, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += identity
+        return self.relu(out)
+
+
+def stock() -> nn.Module:
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(inplace=True)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10)
+    model = nn.Sequential(*stem, BasicBlock(12, 12), BasicBlock(12, 48, 2), *head)
+    for norm in batch_norms(model):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return model
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def images(size: int = 8) -> torch.Tensor:
+    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_batch_norm_becomes_group_norm():
+    model = stock()
+    hardened = harden(model)
+    assert len(batch_norms(model)) == 6
+    assert not batch_norms(hardened.model)
+    assert [str(change) for change in hardened.changes[-1:]] == [
+        "4.downsample.1: BatchNorm2d(48 channels) -> GroupNorm(24 groups, 48 channels)"
+    ]
+    assert [c.path for c in hardened.changes] == "1 3.bn1 3.bn2 4.bn1 4.bn2 4.downsample.1".split()
+    assert str(hardened).startswith("Sequential: 6 changed\n  1: BatchNorm2d(12 channels) -> ")
+
+
+def test_everything_else_is_carried_over():
+    model = stock()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = harden(model).model.state_dict()
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    kept = {name for name in before if name.rpartition(".")[2] not in statistics}
+    assert set(after) == kept
+    for name in kept:
+        assert torch.equal(after[name], before[name])
+        assert after[name].data_ptr() != model.state_dict()[name].data_ptr()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("order", [None, "activation-first"])
+@pytest.mark.parametrize("activation", [None, nn.ELU])
+def test_the_hardened_network_is_fit_for_private_training(order, activation):
+    batch = (images(), LABELS)
+    assert not quietgrad.check(stock(), batch, losses).ok
+    hardened = harden(stock(), order=order, activation=activation)
+    quietgrad.check(hardened.model, batch, losses).require_ok()
+
+
+def test_a_network_of_transformers():
+    config = hf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
+    )
+    hardened = harden(hf.ResNetForImageClassification(config), activation=nn.ELU)
+    assert not batch_norms(hardened.model)
+    report = quietgrad.check(
+        hardened.model, (images(32), LABELS), lambda m, b: losses(lambda x: m(x).logits, b)
+    )
+    report.require_ok()
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(64, 32), (48, 24), (30, 30), (33, 11), (37, 1), (1, 1), (320, 32)]
+)
+def test_the_largest_divisor_up_to_32(channels, groups):
+    assert harden(nn.BatchNorm2d(channels)).model.num_groups == groups
+    assert harden(nn.BatchNorm3d(channels)).model.num_groups == groups
+
+
+def test_vectors_are_normalized_as_a_whole():
+    """A group of one channel of a vector is one number: it would become zero."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    hardened = harden(model).model
+    assert hardened[1].num_groups == 1
+    assert hardened[:2](torch.randn(3, 4)).std(1).min() > 0.5
+
+
+def test_groups_as_asked():
+    model = stock()
+    assert {m.num_groups for m in harden(model, groups=4).model.modules() if is_norm(m)} == {4}
+    with pytest.raises(ValueError, match=r"groups=8 .* the 12 channels of BatchNorm2d '1'"):
+        harden(model, groups=8)
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.GroupNorm)
+
+
+def test_options_of_the_norm_are_kept():
+    model = nn.Sequential(nn.BatchNorm2d(4, eps=0.1, affine=False), nn.BatchNorm2d(4)).double()
+    model[1].weight.requires_grad_(False)
+    first, second = harden(model.eval()).model
+    assert (first.eps, first.affine, first.weight, first.training) == (0.1, False, None, False)
+    assert second.weight.dtype == torch.float64
+    assert (second.weight.requires_grad, second.bias.requires_grad) == (False, True)
+
+
+def test_what_is_shared_stays_shared():
+    norm = nn.BatchNorm2d(4)
+    model = nn.Sequential(norm, nn.Sequential(norm, nn.BatchNorm2d(4)), norm)
+    model[1][1].weight = norm.weight
+    hardened = harden(model)
+    one, (two, other), three = hardened.model
+    assert one is two
+    assert two is three
+    assert other.weight is one.weight
+    assert len(hardened.changes) == 2
+
+
+def test_an_unchanged_model_has_no_changes():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.Tanh())
+    hardened = harden(model, activation=nn.ELU)
+    assert not hardened.changes
+    assert str(hardened) == "Sequential: nothing changed"
+    assert hardened.model is not model
+    assert harden(nn.Linear(2, 2), order="activation-first").changes == ()
+
+
+def test_activations_are_replaced_and_gates_are_not():
+    model = nn.Sequential(nn.ReLU6(), nn.Sigmoid(), nn.Tanh(), nn.LeakyReLU(0.2), nn.PReLU())
+    hardened = harden(model, activation=lambda: nn.ELU(0.5))
+    kinds = [type(m) for m in hardened.model]
+    assert kinds == [nn.ELU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.PReLU]
+    assert [str(c) for c in hardened.changes] == [
+        "0: ReLU6() -> ELU(alpha=0.5)",
+        "3: LeakyReLU(negative_slope=0.2) -> ELU(alpha=0.5)",
+    ]
+
+
+def test_activations_that_are_no_modules_are_told_of():
+    (change,) = harden(nn.Linear(2, 2), activation=nn.ELU).changes
+    assert not change.made
+    assert "none of the kind of ReLU is a module" in str(change)
+
+
+def test_normalization_behind_the_activation():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+    nn.init.normal_(model[1].weight)
+    hardened = harden(model, order="activation-first")
+    assert [type(m) for m in hardened.model] == [nn.Conv2d, nn.ReLU, nn.GroupNorm, nn.MaxPool2d]
+    assert list(dict(hardened.model.named_children())) == ["0", "1", "2", "3"]
+    assert torch.equal(hardened.model[2].weight, model[1].weight)
+    x = torch.randn(2, 3, 8, 8)
+    behind = hardened.model[2](torch.relu(model[0](x)))
+    assert torch.equal(hardened.model(x), nn.functional.max_pool2d(behind, 2))
+    assert str(hardened.changes[-1]) == (
+        "the model itself: GroupNorm(4 groups, 4 channels), ReLU() -> "
+        "ReLU(), GroupNorm(4 groups, 4 channels)"
+    )
+
+
+def test_layers_with_names_keep_them():
+    layers = OrderedDict(conv=nn.Conv2d(3, 4, 3), norm=nn.BatchNorm2d(4), relu=nn.ReLU())
+    hardened = harden(nn.Sequential(layers), order="activation-first").model
+    assert list(dict(hardened.named_children())) == ["conv", "relu", "norm"]
+    assert isinstance(hardened.norm, nn.GroupNorm)
+
+
+def test_what_cannot_be_moved_is_told_of():
+    hardened = harden(stock(), order="activation-first")
+    left = {change.path: change.left_because for change in hardened.changes if not change.made}
+    assert list(left) == ["3.bn1", "3.bn2", "4.bn1", "4.bn2", "4.downsample.1"]
+    assert "by the code that calls it" in left["3.bn1"]
+    assert "does not stand between" in left["4.downsample.1"]
+    assert "7 changed, 5 left as they were" in str(hardened)
+
+
+def test_a_sequential_with_code_of_its_own_is_not_reordered():
+    class Own(nn.Sequential):
+        def forward(self, x):
+            return self[2](self[1](self[0](x)))
+
+    model = Own(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU())
+    (change,) = harden(model, order="activation-first").changes
+    assert not change.made
+
+
+def test_what_is_behind_an_activation_already_stays():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4))
+    assert not harden(model, order="activation-first").changes
+
+
+class OwnNorm(nn.BatchNorm2d):
+    pass
+
+
+def hooked() -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    norm.register_forward_hook(lambda *_: None)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "message"),
+    [
+        (nn.SyncBatchNorm(4), "SyncBatchNorm '1' normalizes over several processes"),
+        (nn.LazyBatchNorm2d(), "LazyBatchNorm2d '1' does not know its channels yet"),
+        (OwnNorm(4), "OwnNorm '1' is a class of its own"),
+        (parametrizations.weight_norm(nn.BatchNorm2d(4), dim=None), "'1' is a class of its own"),
+        (hooked(), "BatchNorm2d '1' has hooks"),
+        (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d '1' keeps running"),
+    ],
+    ids=["sync", "lazy", "own", "parametrized", "hooked", "instance"],
+)
+def test_refusals_name_the_layer(norm, message):
+    with pytest.raises(SampleMixingError, match=message):
+        harden(nn.Sequential(nn.Conv2d(3, 4, 3), norm))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"normalization": "batch"}, ValueError),
+        ({"order": "norm-first"}, ValueError),
+        ({"groups": 0}, ValueError),
+        ({"activation": nn.ELU()}, TypeError),
+        ({"activation": lambda: None}, TypeError),
+        ({"activation": "elu"}, TypeError),
+    ],
+    ids=["normalization", "order", "groups", "instance", "no-module", "name"],
+)
+def test_wrong_arguments(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        harden(stock(), **options)
+
+
+def test_no_model():
+    with pytest.raises(TypeError, match="got dict"):
+        harden({})

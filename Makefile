@@ -23,7 +23,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: $(VENV)/.stamp-bench
-	$(BIN)/quietgrad bench --out docs/benchmarks
+	$(BIN)/quietgrad bench --rounds 5 --out docs/benchmarks
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -73,6 +73,10 @@ class SamplingError(QuietgradError):
     """A sampler of the user's own draws otherwise than was declared for it."""
 
 
+class DataError(QuietgradError):
+    """A data set that is not there, or not what it should be."""
+
+
 class MissingExtraError(ImportError):
     """What was asked for needs a package that quietgrad itself does not."""
 

@@ -50,7 +50,7 @@ class ClippedReducer:
         sums: Sums | None = None,
     ) -> None:
         self.grads = Sums() if sums is None else sums
-        self._groups, self._clipping, self._evaluator = groups, clipping, evaluator
+        self.groups, self.clipping, self._evaluator = groups, clipping, evaluator
         self._batch = batch
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
         self._missing = [set(group.parameters) for group in groups]
@@ -72,7 +72,7 @@ class ClippedReducer:
 
     def finish(self) -> None:
         """Clip the groups in which some parameter was not used at all."""
-        for index in range(len(self._groups)):
+        for index in range(len(self.groups)):
             if self._norms[index] is None:
                 self._reduce(index)
 
@@ -87,10 +87,10 @@ class ClippedReducer:
         return self._stacked(self._weights)
 
     def _reduce(self, index: int) -> None:
-        group, squares = self._groups[index], self._squares[index]
+        group, squares = self.groups[index], self._squares[index]
         norms = torch.zeros(self._batch) if squares is None else _root(squares)
         finite = norms.isfinite()
-        weights = self._clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
+        weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
         samples = None if finite.all() else finite.nonzero().flatten()
@@ -106,11 +106,11 @@ class ClippedReducer:
         self._held[index].clear()
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
-        bound = self._clipping.bound(group.radius)
+        bound = self.clipping.bound(group.radius)
         largest = (norms * weights.abs()).max().item() if len(norms) else 0.0
         if not largest <= bound * (1 + _ROUNDING):
             raise BoundError(
-                f"clipping by {self._clipping} left a norm of {largest:.6g} in group "
+                f"clipping by {self.clipping} left a norm of {largest:.6g} in group "
                 f"'{group.name}', above its bound {bound:.6g}: the noise would not cover it."
             )
 

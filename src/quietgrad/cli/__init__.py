@@ -46,6 +46,11 @@ COMMANDS = {
         "bench",
         "Time and memory of a private step over a plain one.",
     ),
+    "data": LazyCommand(
+        "quietgrad.cli.data",
+        "data",
+        "Data sets that recipes train on: what there is, and what is here.",
+    ),
     "ledger": LazyCommand(
         "quietgrad.cli.ledger",
         "ledger",

@@ -21,7 +21,7 @@ from quietgrad.planning.report import text_of
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="What a step may take, such as 4GB. Default: 80 % of what is available.",
+    help="What a step may take, such as 4GB. Default: 60 % of what is available.",
 )
 @click.option(
     "--physical-batch-size",

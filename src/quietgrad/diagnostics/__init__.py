@@ -12,8 +12,9 @@ quietgrad calls it unless asked to.
 | averages of p samples                  | the same, Figures 3 and 7                           |
 | correlation of the noise over steps    | the same, Figure 5a                                 |
 
-`measure` looks at one batch, `Recorder` at every k-th of a training; `read_history` reads what it
-wrote, and `quietgrad.plots.diagnostics` draws it.
+`measure` looks at one batch, `Recorder` at every k-th of a training of yours, `StepRecorder` at
+what an engine clips in every k-th step; `read_history` reads what they wrote, and
+`quietgrad.plots.diagnostics` draws it.
 """
 
 from quietgrad.diagnostics.gathering import TooFewSamplesError
@@ -21,6 +22,7 @@ from quietgrad.diagnostics.log import FILE_NAME, read_history
 from quietgrad.diagnostics.measurement import Averaged, Measurement, Record, Spread
 from quietgrad.diagnostics.measuring import measure
 from quietgrad.diagnostics.recorder import Recorder
+from quietgrad.diagnostics.step_recorder import StepRecorder
 
 __all__ = [
     "FILE_NAME",
@@ -29,6 +31,7 @@ __all__ = [
     "Record",
     "Recorder",
     "Spread",
+    "StepRecorder",
     "TooFewSamplesError",
     "measure",
     "read_history",

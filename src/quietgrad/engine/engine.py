@@ -19,6 +19,7 @@ from quietgrad._files import replace_file
 from quietgrad.accounting import Adjacency, Ledger
 from quietgrad.capture import Capture
 from quietgrad.clipping import Clipping
+from quietgrad.diagnostics import StepRecorder
 from quietgrad.engine.arguments import (
     checked_accountant,
     checked_delta,
@@ -32,9 +33,10 @@ from quietgrad.engine.arguments import (
 from quietgrad.engine.bounds import require_bounded
 from quietgrad.engine.budget import Budget
 from quietgrad.engine.course import Course
+from quietgrad.engine.facts import EngineFacts
 from quietgrad.engine.memory import fitting_in_memory
 from quietgrad.engine.one_at_a_time import OneAtATime
-from quietgrad.engine.passes import Losses, propagate
+from quietgrad.engine.passes import Losses, measured, propagate
 from quietgrad.engine.radii import Radii
 from quietgrad.engine.release import Release
 from quietgrad.engine.schedules import NoiseSchedule
@@ -44,11 +46,10 @@ from quietgrad.engine.state import read_state
 from quietgrad.engine.under_way import BatchUnderWay
 from quietgrad.engine.walk import Walk
 from quietgrad.errors import (
-    BudgetExhaustedError,
     EngineStateError,
     QuietgradError,
 )
-from quietgrad.grouping import Group, Grouping
+from quietgrad.grouping import Grouping
 from quietgrad.planning.auto import Example, resolved
 from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
@@ -57,7 +58,7 @@ from quietgrad.timings import Timings
 from quietgrad.variance import AdaptiveRadius, InnerOuter, Momentum
 
 
-class PrivacyEngine:
+class PrivacyEngine(EngineFacts):
     """Trains a model with differential privacy: ``batches``, ``backward``, ``step``.
 
     Each logical batch is a Poisson sample of the data set. ``backward`` clips every sample's
@@ -99,6 +100,8 @@ class PrivacyEngine:
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
+        diagnostics: Measures raw gradients in some steps (``qg.diagnostics.StepRecorder``). What it
+            returns and writes is NOT private.
         noise: Where the noise comes from: ``"secure"``, a cryptographic stream; or ``"fast"``, an
             ordinary generator on the parameters' own device.
         strategy: How norms are evaluated; changes speed and memory only.
@@ -130,6 +133,7 @@ class PrivacyEngine:
         radius: float | AdaptiveRadius | None = None,
         momentum: InnerOuter | None = None,
         physical_batch_size: int | None = None,
+        diagnostics: StepRecorder | None = None,
         noise: str = "secure",
         strategy: Strategy = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -210,6 +214,7 @@ class PrivacyEngine:
             self._momentum,
         )
         self._model, self._optimizer, self._loader = model, optimizer, loader
+        self._diagnostics = diagnostics
         self._standing, self._one_at_a_time = Standing(), OneAtATime()
         self._under_way = BatchUnderWay(self._radii.limits)
         self._walk = Walk(
@@ -256,10 +261,12 @@ class PrivacyEngine:
                 evaluator = Evaluator(*self._evaluator_options, self._timings)
                 sums = self._under_way.sums
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
+                sink, keep = measured(self._diagnostics, self.steps_taken, reducer, size)
                 with self._standing.watched(), fitting_in_memory(size):
-                    propagate(self._capture, losses, reducer, self._momentum)
+                    propagate(self._capture, losses, sink, self._momentum)
                     reducer.finish()
                 self._under_way.add(reducer)
+                keep()
 
     def step(self) -> None:
         """Release: record the step in the ledger, add the noise, run the optimizer.
@@ -270,87 +277,7 @@ class PrivacyEngine:
             self._require_usable()
             self._released(self._under_way.require_complete())
 
-    # -- what a user may ask -------------------------------------------------------------------
-
-    @property
-    def batch_size(self) -> int:
-        """Expected number of samples per step, and the constant sums are divided by."""
-        return self._batch_size
-
-    @property
-    def delta(self) -> float:
-        """Probability with which the guarantee may fail."""
-        return self._delta
-
-    @property
-    def sample_rate(self) -> float:
-        """Expected share of the data set in a step."""
-        return self._batch_size / self._population
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of logical batches that :meth:`batches` yields, unless it finishes an epoch."""
-        return len(self._loader)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the sensitivity (times the schedule, if any)."""
-        return self._budget.noise_multiplier
-
-    @property
-    def noise(self) -> str:
-        """Where the noise comes from, in words."""
-        seeded = "" if self._seed is None else ", seeded: protects nobody"
-        return f"{self._noise.description}{seeded}"
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups of parameters that are clipped together, with their radii."""
-        return self._radii.groups
-
-    @property
-    def sensitivity(self) -> float:
-        """How far one sample can move the sum of clipped gradients (Euclidean)."""
-        return self._radii.sensitivity
-
-    @property
-    def steps_taken(self) -> int:
-        """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
-        return self._course.steps_taken
-
-    @property
-    def epochs_completed(self) -> int:
-        """Number of whole passes behind the weights; a resumed loop starts here."""
-        return self._course.epochs_completed
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether the target, if there is one, leaves room for another step."""
-        try:
-            self._budget.require_room(self.steps_taken, pass_number=self.epochs_completed)
-        except BudgetExhaustedError:
-            return False
-        return True
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was released, by this engine and by others that share it."""
-        return self._ledger
-
-    @property
-    def planned_steps(self) -> int | None:
-        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
-        return self._budget.planned_steps
-
-    @property
-    def nonfinite_samples(self) -> int:
-        """Samples dropped so far for a non-finite gradient. Read from raw data: NOT private."""
-        return self._under_way.nonfinite_samples
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """What all steps so far have spent: an upper bound, 0 before the first step."""
-        at = self.delta if delta is None else delta
-        return self._ledger.epsilon(at, accountant=self._accountant)
+    # -- in between ----------------------------------------------------------------------------
 
     def discard_batch(self) -> None:
         """Drop the logical batch under way; nothing of it is released."""
@@ -402,6 +329,13 @@ class PrivacyEngine:
         if self._under_way.is_begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
         self._course.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        groups = f"{len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
+        return (
+            f"PrivacyEngine({type(self._model).__name__}, {self._clipping}, {groups}, "
+            f"batch_size={self.batch_size}, delta={self.delta:g}, {self.steps_taken} steps taken)"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

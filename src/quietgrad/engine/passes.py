@@ -7,11 +7,33 @@ from collections.abc import Callable
 from torch import Tensor
 
 from quietgrad.capture import Capture, Sink
+from quietgrad.diagnostics.step_recorder import Both, StepRecorder
 from quietgrad.errors import LossError
+from quietgrad.reduction import ClippedReducer
 from quietgrad.variance import Momentum
 from quietgrad.variance.merging import Earlier, Merging
 
 Losses = Tensor | Callable[[], Tensor]
+
+
+def measured(
+    recorder: StepRecorder | None, step: int, reducer: ClippedReducer, samples: int
+) -> tuple[Sink, Callable[[], None]]:
+    """Where factors go, and what to do when they have all come.
+
+    Args:
+        recorder: measures some steps, if there is one. NOT PRIVATE.
+        step: the number of the step.
+        reducer: where they go in any case.
+        samples: in the micro-batch.
+    """
+    if recorder is None:
+        return reducer, lambda: None
+    gatherer = recorder.gatherer(step, reducer.groups, reducer.clipping, samples)
+    if gatherer is None:
+        return reducer, lambda: None
+    # First to be measured: the reducer may let go of a factor, or change it.
+    return Both(gatherer, reducer), lambda: recorder.keep(step, gatherer)
 
 
 def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum | None) -> None:

@@ -77,9 +77,10 @@ def resolved(
             "are not taken from the data set: if private samples decided on the groups, one of "
             "them could change how all others are clipped"
         )
+    groups = groupings.resolve(spec, model, radius)
     if example is not None:
         raise ValueError(f"example= is for grouping='auto', and grouping={spec!r}: leave it out")
-    return groupings.resolve(spec, model, radius)
+    return groups
 
 
 def _unpacked(example: Any) -> Example:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from quietgrad._checks import require_count
 
-SHARE = 0.8
-"""Of what is available, where no budget is stated: other processes, and fragments."""
+SHARE = 0.6
+"""Of what is available, where no budget is stated: a process holds more than its tensors."""
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_LEAST = 10_000  # bytes: no model fits in less, so a unit was forgotten
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -26,14 +27,23 @@ def budget(memory: int | str | None) -> int:
     if memory is None:
         return int(SHARE * _available())
     if not isinstance(memory, str):
-        return require_count("memory", memory, at_least=1)
+        return _large_enough(require_count("memory", memory, at_least=1), memory)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B?)\s*", memory, re.IGNORECASE)
     unit = match[2].upper() if match else None
     if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
         raise ValueError(
             f"memory={memory!r} is not valid: expected an amount such as 4GB or 512MiB"
         )
-    return int(float(match[1]) * _UNITS[unit])
+    return _large_enough(int(float(match[1]) * _UNITS[unit]), memory)
+
+
+def _large_enough(size: int, stated: int | str) -> int:
+    if size < _LEAST:
+        raise ValueError(
+            f"memory={stated!r} is {in_words(size)}, too small for any training: expected an "
+            "amount such as 4GB, with its unit"
+        )
+    return size
 
 
 def in_words(size: float) -> str:

@@ -45,7 +45,7 @@ def plan(
         batch: what ``loss_fn`` takes; a few samples, of public shape, as large as they get. Values
             do not matter.
         loss_fn: ``loss_fn(model, batch)`` returns one loss per sample, a 1-D tensor.
-        memory: bytes that a step may take in all tensors, as a number or as ``"4GB"``; 80 % of
+        memory: bytes that a step may take in all tensors, as a number or as ``"4GB"``; 60 % of
             what the machine has available if left out. A process may hold more than its tensors:
             on the CPU, C's allocator keeps part of what was freed. Leave a third of room for it.
         physical_batch_size: how many samples are wanted at once; as many as fit if left out.

@@ -89,6 +89,7 @@ def _remarks(plan: Plan) -> list[str]:
     step = plan.step
     lines = [
         *_left_out(plan),
+        *_limited_by_probes(plan),
         f"Besides: {in_words(step.fixed)} for weights ({in_words(step.weights)}), sums "
         f"({in_words(step.trainable)}) and optimizer ({in_words(step.optimizer)}), whatever the "
         f"groups; {in_words(step.trace.probing)} per sample while the first batches are probed. "
@@ -97,6 +98,17 @@ def _remarks(plan: Plan) -> list[str]:
     if plan.unused:
         lines.append(f"No gradient reached {', '.join(plan.unused)}: in the group clipped last.")
     return lines
+
+
+def _limited_by_probes(plan: Plan) -> list[str]:
+    """Where groups do not matter for how many samples fit, say why."""
+    probing = plan.step.trace.probing
+    if len({option.most_samples for option in plan.best}) > 1 or probing < plan.best[-1].peak:
+        return []
+    return [
+        "Groups make no difference to how many samples fit here: while the first batches are "
+        f"probed, a sample takes {in_words(probing)} whatever the groups."
+    ]
 
 
 def _left_out(plan: Plan) -> list[str]:
@@ -111,7 +123,8 @@ def _left_out(plan: Plan) -> list[str]:
             " smaller number in it."
         )
     if unseen:
-        lines.append(f"Not looked at: {_runs(unseen)} groups; max_groups says how far to look.")
+        more = "max_groups (--max-groups) says how far"
+        lines.append(f"Not looked at: {_runs(unseen)} groups; {more}.")
     return lines
 
 

@@ -36,6 +36,8 @@ def plan_figure(plan: Plan, *, title: str) -> "Figure":
 
 
 def _draw_profiles(axes: "Axes", plan: Plan) -> None:
+    from matplotlib.ticker import MaxNLocator  # an extra: only when needed
+
     turns = range(1, len(plan.layers) + 1)
     for place, option in enumerate(_shown(plan)):
         memory = plan.memory_over_turns(option.starts) / _MB
@@ -43,6 +45,7 @@ def _draw_profiles(axes: "Axes", plan: Plan) -> None:
         width = max(1.0, _WIDEST - place * _NARROWER)
         axes.plot(turns, memory, label=_label(option, plan), linewidth=width)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layers back-propagated")
     axes.set_ylabel("MB per sample")
     axes.set_title("At most alive in the turn of each layer", fontsize="small")

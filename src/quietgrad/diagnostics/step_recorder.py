@@ -1,0 +1,107 @@
+"""Measuring what an engine clips, as it clips it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from quietgrad._checks import require_count
+from quietgrad.capture import Sink
+from quietgrad.clipping import Clipping
+from quietgrad.diagnostics.gathering import Gatherer, TooFewSamplesError
+from quietgrad.diagnostics.log import append, log_file
+from quietgrad.diagnostics.measurement import NOT_PRIVATE, Record
+from quietgrad.diagnostics.measuring import DEFAULT_AVERAGES, require_sizes
+from quietgrad.diagnostics.summary import summary
+from quietgrad.factors import Factor
+from quietgrad.grouping import Group
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
+
+
+class StepRecorder:
+    """Measures the first micro-batch of every k-th step of an engine. NOT PRIVATE.
+
+    ::
+
+        recorder = qg.diagnostics.StepRecorder(every=10, path="out")
+        engine = qg.PrivacyEngine(..., diagnostics=recorder)
+
+    What is measured is what the engine clips: with inner momentum, the sums over past weights;
+    with several views, the mean over them.
+
+    Args:
+        every: k; the first step is measured.
+        path: an existing folder, or a file whose name ends in ``.NOT-PRIVATE.jsonl``: every
+            measurement is appended to it as a line of JSON. None writes nothing.
+        averages: as for `measure`; those that exceed a micro-batch are left out.
+        memory_budget: as for `measure`.
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        path: str | Path | None = None,
+        *,
+        averages: Sequence[int] = DEFAULT_AVERAGES,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    ) -> None:
+        self._every = require_count("every", every, at_least=1)
+        self._path = None if path is None else log_file(path)
+        self._sizes, self._budget = require_sizes(averages), memory_budget
+        self._history: list[Record] = []
+
+    @property
+    def history(self) -> tuple[Record, ...]:
+        """All measurements so far."""
+        return tuple(self._history)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is written to."""
+        return self._path
+
+    def gatherer(
+        self, step: int, groups: Sequence[Group], clipping: Clipping, samples: int
+    ) -> Gatherer | None:
+        """A sink for a micro-batch, if it is to be measured.
+
+        Args:
+            step: the number of the step, from 0.
+            groups: that are clipped together.
+            clipping: how.
+            samples: in the micro-batch.
+        """
+        is_known = bool(self._history) and self._history[-1].step >= step
+        if step % self._every or is_known or samples < 2:
+            return None
+        return Gatherer(groups, clipping, samples, self._budget)
+
+    def keep(self, step: int, gatherer: Gatherer) -> None:
+        """Note what was measured in a step."""
+        gatherer.finish()
+        with suppress(TooFewSamplesError):  # of finite gradients: no reason to end a training
+            record = Record(step, summary(gatherer, self._sizes))
+            self._history.append(record)
+            if self._path is not None:
+                append(self._path, record)
+
+    def __repr__(self) -> str:
+        return f"<StepRecorder, {len(self._history)} measurements, {NOT_PRIVATE}>"
+
+
+class Both:
+    """A sink that hands every factor to two others.
+
+    Args:
+        first: gets it first.
+        second: gets it then.
+    """
+
+    def __init__(self, first: Sink, second: Sink) -> None:
+        self._first, self._second = first, second
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """Hand it on."""
+        self._first.parameter_done(name, factor)
+        self._second.parameter_done(name, factor)

@@ -1,0 +1,96 @@
+"""Wavelet scattering of images: moduli of wavelet coefficients, averaged (Bruna and Mallat 2013).
+
+Nothing in it is learned, so it costs no privacy. Kymatio, whose conventions it follows, cannot be
+imported beside current versions of SciPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quietgrad._checks import require_count
+from quietgrad.features.wavelets import lowpass, morlet
+
+_IMAGES_AT_A_TIME = 128
+
+
+class Scattering:
+    """Features ``[N, C * channels, H / 2^scales, W / 2^scales]`` of images ``[N, C, H, W]``.
+
+    For two scales and eight angles there are 81 channels to each of the image's: the image
+    averaged, 16 averaged moduli of wavelet coefficients, and 64 of the coefficients of those.
+
+    Args:
+        size: height and width of the images.
+        scales: J; images are averaged over squares of 2^J.
+        angles: L, of the wavelets at each scale.
+    """
+
+    def __init__(self, size: tuple[int, int], scales: int = 2, angles: int = 8) -> None:
+        self._scales = require_count("scales", scales, at_least=1)
+        angles = require_count("angles", angles, at_least=1)
+        self._step = 2**scales
+        if min(size) < self._step or any(side % self._step for side in size):
+            raise ValueError(
+                f"size={tuple(size)}: expected sides that are multiples of {self._step}, as"
+                f" scales={scales} needs"
+            )
+        self._size = tuple(size)
+        padded = (size[0] + 2 * self._step, size[1] + 2 * self._step)
+        self._wavelets = [
+            (scale, morlet(padded, scale, angle, angles).float())
+            for scale in range(scales)
+            for angle in range(angles)
+        ]
+        self._lowpass = lowpass(padded, scales).float()
+
+    @property
+    def channels(self) -> int:
+        """For each channel of an image."""
+        first = len(self._wavelets)
+        second = sum(b > a for a, _ in self._wavelets for b, _ in self._wavelets)
+        return 1 + first + second
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """The features of images, a few at a time."""
+        if images.ndim != 4 or tuple(images.shape[2:]) != self._size:
+            raise ValueError(
+                f"images of shape {tuple(images.shape)}: expected [N, channels, "
+                f"{self._size[0]}, {self._size[1]}]"
+            )
+        if not len(images):
+            return torch.empty(0, *self._shape(images.shape[1]))
+        return torch.cat([self._features(part) for part in images.float().split(_IMAGES_AT_A_TIME)])
+
+    def _features(self, images: Tensor) -> Tensor:
+        padded = F.pad(images, [self._step] * 4, mode="reflect")
+        maps = torch.stack(list(self._orders(torch.fft.fft2(padded))), 2)
+        return maps.flatten(1, 2)
+
+    def _orders(self, image: Tensor) -> Iterator[Tensor]:
+        """Averages of order 0; then of order 1, and of order 2 behind all of them."""
+        yield self._averaged(image)
+        moduli = [
+            (scale, torch.fft.fft2(torch.fft.ifft2(image * wavelet).abs()))
+            for scale, wavelet in self._wavelets
+        ]
+        for _, modulus in moduli:
+            yield self._averaged(modulus)
+        for first, modulus in moduli:
+            for second, wavelet in self._wavelets:
+                if second > first:
+                    deeper = torch.fft.ifft2(modulus * wavelet).abs()
+                    yield self._averaged(torch.fft.fft2(deeper))
+
+    def _averaged(self, spectrum: Tensor) -> Tensor:
+        smooth: Tensor = torch.fft.ifft2(spectrum * self._lowpass)
+        return smooth.real[..., :: self._step, :: self._step][..., 1:-1, 1:-1]  # no margin
+
+    def _shape(self, channels: int) -> tuple[int, int, int]:
+        height, width = (side // self._step for side in self._size)
+        return channels * self.channels, height, width

@@ -1,0 +1,56 @@
+"""Private statistics: near the truth, bounded, and in the ledger."""
+
+import pytest
+import torch
+
+from quietgrad.accounting import Ledger
+from quietgrad.features import private_statistics, standardized
+
+
+def features(count=4000):
+    generator = torch.Generator().manual_seed(0)
+    scale, shift = torch.tensor([0.1, 0.3]), torch.tensor([0.2, -0.1])
+    return (
+        torch.randn(count, 2, 3, 3, generator=generator) * scale[:, None, None]
+        + shift[:, None, None]
+    )
+
+
+def test_they_are_near_the_truth_and_paid_for():
+    ledger = Ledger()
+    found = private_statistics(features(), ledger, noise_multiplier=8.0)
+    assert (ledger.steps, ledger.events[0].noise_multiplier) == (2, 8.0)
+    assert ledger.epsilon(1e-5) > 0
+    torch.testing.assert_close(found.mean, torch.tensor([0.2, -0.1]), rtol=0, atol=0.02)
+    scaled = found(features())
+    assert scaled.mean((0, 2, 3)).abs().max() < 0.3
+    assert ((scaled.std((0, 2, 3)) > 0.5) & (scaled.std((0, 2, 3)) < 1.5)).all()
+
+
+def test_one_sample_moves_the_sum_by_the_radius_at_most():
+    """Whatever it is: without noise the released means differ by radius over the count."""
+    x = features(50)
+    wild = x.clone()
+    wild[0] = 1e6
+    one, other = (
+        private_statistics(each, Ledger(), noise_multiplier=1e-9, seed=0) for each in (x, wild)
+    )
+    assert (one.mean - other.mean).norm() <= 2.0 / 50 + 1e-6
+
+
+def test_standardized_is_per_sample():
+    x = features(6)
+    torch.testing.assert_close(standardized(x)[2:3], standardized(x[2:3]))
+    assert standardized(x, groups=2).mean((2, 3)).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="groups"):
+        standardized(x, groups=3)
+
+
+@pytest.mark.parametrize("wrong", [{"noise_multiplier": 0}, {"radius": -1.0}])
+def test_bad_input_is_not_recorded(wrong):
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        private_statistics(features(5), ledger, **wrong)
+    with pytest.raises(ValueError, match="features"):
+        private_statistics(torch.rand(4), ledger)
+    assert not ledger.events

@@ -38,6 +38,20 @@ def test_one_sample_moves_the_sum_by_the_radius_at_most():
     assert (one.mean - other.mean).norm() <= 2.0 / 50 + 1e-6
 
 
+def test_samples_that_are_not_finite_give_nothing():
+    """Otherwise one of them would be seen in what is released."""
+    x = features(20)
+    broken = x.clone()
+    broken[3], broken[4], broken[5] = torch.nan, torch.inf, 3e38
+    found = private_statistics(broken, Ledger(), noise_multiplier=1e-9, seed=0)
+    assert found.mean.isfinite().all()
+    assert found.deviation.isfinite().all()
+    gone = x.clone()
+    gone[3:6] = 0
+    expected = private_statistics(gone, Ledger(), noise_multiplier=1e-9, seed=0)
+    assert (found.mean - expected.mean).norm() <= 1.0 / 20 + 1e-6
+
+
 def test_standardized_is_per_sample():
     x = features(6)
     torch.testing.assert_close(standardized(x)[2:3], standardized(x[2:3]))

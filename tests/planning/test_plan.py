@@ -148,7 +148,10 @@ def test_a_loss_that_is_not_one_per_sample(subject):
 def test_amounts_of_memory():
     assert machine.budget("4GB") == 4 * 10**9
     assert machine.budget("1.5 MiB") == 3 * 2**19
-    assert machine.budget("512") == 512
+    assert machine.budget("5120") == 5120
+    for forgotten in ("4", 4):
+        with pytest.raises(ValueError, match=r"is 4 B, too small.*unit"):
+            machine.budget(forgotten)
     assert machine.budget(None) > 0
 
 
@@ -174,4 +177,4 @@ def test_theorem_1_by_hand():
 def test_numbers_of_groups_that_are_not_listed_are_named(subject):
     text = " ".join(str(qg.plan(*subject, memory="1GB", max_groups=5)).split())
     assert "Not in the table: 3 to 5 groups, whose peak is as high as" in text
-    assert "Not looked at: 6 to 8 groups; max_groups says how far to look." in text
+    assert "Not looked at: 6 to 8 groups; max_groups (--max-groups) says how far." in text

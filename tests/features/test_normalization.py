@@ -67,4 +67,6 @@ def test_bad_input_is_not_recorded(wrong):
         private_statistics(features(5), ledger, **wrong)
     with pytest.raises(ValueError, match="features"):
         private_statistics(torch.rand(4), ledger)
+    with pytest.raises(ValueError, match="floating-point"):
+        private_statistics(torch.ones(4, 2, dtype=torch.long), ledger)
     assert not ledger.events

@@ -1,5 +1,7 @@
 """Momentum, views and groups together: exact, and of the sensitivity that is stated."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,11 +11,12 @@ import quietgrad as qg
 from quietgrad import clipping, grouping
 from quietgrad.capture import Capture
 from quietgrad.engine.passes import propagate
+from quietgrad.errors import SampleMixingError
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator
 from quietgrad.variance import Momentum
 
-from .helpers import COUNT, MODELS, clipped, distance, losses, made
+from .helpers import COUNT, MODELS, attach, clipped, distance, losses, made
 from .test_self_augmentation import VIEWS, Fixed
 
 OPTIONS = qg.InnerOuter(length=2, inner=0.5)
@@ -79,3 +82,40 @@ def test_exact_and_no_more_sensitive_than_stated(name, compute, style, function)
         rest = [i for i in range(COUNT) if i != left_out]
         part = summed(model, momentum, groups, function, compute, x[rest], y[rest])
         assert distance(found, part) <= sensitivity * (1 + 1e-6)
+
+
+def trained_by(make_closure, **options):
+    """Three steps of an engine with inner momentum; the function is made for each micro-batch."""
+    model, data = made("cnn")
+    engine = attach(model, data, momentum=OPTIONS, **options)
+    for _ in range(3):
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(make_closure(model, x, y))
+            engine.step()
+    return engine
+
+
+def rolling(model, x, y):
+    calls = itertools.count(1)
+
+    def closure():
+        by = next(calls)
+        return losses(model, x.roll(by, 0), y.roll(by, 0))
+
+    return closure
+
+
+def test_samples_that_change_places_between_weights_are_refused():
+    """A sample would be in several rows, each clipped by itself: more than the sensitivity."""
+    with pytest.raises(SampleMixingError, match="change places"):
+        trained_by(rolling)
+
+
+def test_random_views_and_public_features_are_the_same_at_all_weights():
+    views = qg.SelfAugmentation(qg.transforms.Chain(qg.transforms.Crop(1), qg.transforms.Flip()), 3)
+    trained_by(lambda m, x, y: lambda: views.losses(m, x, y, F.cross_entropy))
+    publicly = qg.BatchClipping(torch.randn(5, 1, 6, 6).double(), p=2)
+    trained_by(lambda m, x, y: lambda: publicly.losses(m, x, y, F.cross_entropy))
+    shuffled = lambda m, x, y: lambda: (lambda i: losses(m, x[i], y[i]))(torch.randperm(len(x)))  # noqa: E731
+    assert trained_by(shuffled).steps_taken == 3

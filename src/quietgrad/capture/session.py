@@ -135,6 +135,10 @@ class Capture:
         """For every parameter the operations that used it since :meth:`begin`."""
         return self._tape.operations()
 
+    def arguments(self) -> list[Tensor]:
+        """All tensors that the model was called with since :meth:`begin`."""
+        return [tensor for call in self._tape.calls for tensor in call.arguments]
+
     def check_trainable_set(self) -> dict[str, nn.Parameter]:
         """The trainable parameters; refuses to go on if one was frozen or unfrozen."""
         now = self.parameters.trainable()

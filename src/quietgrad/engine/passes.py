@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from quietgrad.capture import Capture, Sink
 from quietgrad.diagnostics.step_recorder import Both, StepRecorder
-from quietgrad.errors import LossError
+from quietgrad.errors import LossError, SampleMixingError
 from quietgrad.reduction import ClippedReducer
 from quietgrad.variance import Momentum
 from quietgrad.variance.merging import Earlier, Merging
@@ -54,10 +55,45 @@ def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum |
             f"{type(losses).__name__}: pass a function that computes them, such as "
             "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
         )
-    earlier = Earlier()
+    earlier, closure = Earlier(), _Repeated(losses, capture)
     for weight, past in momentum.past_visits():
         with momentum.at(past):
-            capture.backward(losses(), earlier, scale=weight)
+            capture.backward(closure(), earlier, scale=weight)
     merging = Merging(earlier, sink)
-    capture.backward(losses(), merging, scale=momentum.present_weight())
+    capture.backward(closure(), merging, scale=momentum.present_weight())
     merging.finish()
+
+
+class _Repeated:
+    """Losses of the same samples, in the same order, with the same random draws, at any weights.
+
+    Were row i another sample's in another pass, one sample would be in several clipped sums.
+    """
+
+    def __init__(self, closure: Callable[[], Tensor], capture: Capture) -> None:
+        self._closure, self._capture = closure, capture
+        self._draws = torch.get_rng_state()
+        self._first: list[Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        torch.set_rng_state(self._draws)
+        losses = self._closure()
+        inputs = self._capture.arguments()
+        if self._first is None:
+            self._first = inputs
+        elif len(inputs) != len(self._first) or not all(map(_same, inputs, self._first)):
+            raise SampleMixingError(
+                "the function passed to backward() called the model with other inputs at past "
+                "weights than at the others: samples that change places are not clipped as one. "
+                "Draw them before, outside of the function (random views are repeated by "
+                "themselves if they are drawn by torch)."
+            )
+        return losses
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())

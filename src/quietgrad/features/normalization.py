@@ -74,8 +74,11 @@ def private_statistics(
     """
     require_positive("noise_multiplier", noise_multiplier)
     require_positive("radius", radius)
-    if features.ndim < 2 or not len(features):
-        raise ValueError(f"features of shape {tuple(features.shape)}: expected [N, C, ...]")
+    if features.ndim < 2 or not len(features) or not features.is_floating_point():
+        raise ValueError(
+            f"features of shape {tuple(features.shape)} and {features.dtype}: expected [N, C, ...] "
+            "of floating-point numbers"
+        )
     source = noises.resolve(noise, seed)
     source.begin_step(0)
     recorded_as = noise if seed is None else "seeded"

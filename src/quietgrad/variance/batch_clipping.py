@@ -45,11 +45,8 @@ class BatchClipping:
             )
         self.is_predicting = False
         self._public = public_features
-        self._generator = torch.Generator()
-        if seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(seed)
+        # Torch's own unless there is a seed: draws that can be repeated at past weights.
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def restore(self, model: nn.Module) -> None:
         """The model's batch normalization is again what it was."""

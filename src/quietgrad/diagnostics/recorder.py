@@ -11,8 +11,8 @@ from quietgrad._checks import require_count
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.correlation import NoiseOverSteps
 from quietgrad.diagnostics.gathering import TooFewSamplesError
-from quietgrad.diagnostics.log import append, log_file
-from quietgrad.diagnostics.measurement import NOT_PRIVATE, Measurement, Record
+from quietgrad.diagnostics.history import History
+from quietgrad.diagnostics.measurement import Measurement, Record
 from quietgrad.diagnostics.measuring import (
     DEFAULT_AVERAGES,
     gather,
@@ -25,7 +25,7 @@ from quietgrad.grouping import Grouping
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 
-class Recorder:
+class Recorder(History):
     """Measures raw gradients in every k-th step of a training, and keeps the history. NOT PRIVATE.
 
     ::
@@ -75,22 +75,11 @@ class Recorder:
     ) -> None:
         self._model, self._probes = model, probes
         self._every = require_count("every", every, at_least=1)
-        self._path = None if path is None else log_file(path)
         self._noise = NoiseOverSteps(window)
         self._next = self._due = require_count("first_step", first_step, at_least=0)
         self._clipping, self._grouping, self._radius = clipping, grouping, radius
         self._sizes, self._budget = require_sizes(averages), memory_budget
-        self._history: list[Record] = []
-
-    @property
-    def history(self) -> tuple[Record, ...]:
-        """All measurements so far."""
-        return tuple(self._history)
-
-    @property
-    def path(self) -> Path | None:
-        """The file that is written to."""
-        return self._path
+        super().__init__(path)
 
     def step(self, closure: Callable[[], Tensor]) -> Measurement | None:
         """Count a step, and measure if it is its turn. Call it before the step's update.
@@ -111,7 +100,7 @@ class Recorder:
         except TooFewSamplesError:  # batches are of random sizes: no reason to end a training
             return None
         self._due = (number // self._every + 1) * self._every
-        self._keep(Record(number, measurement))
+        self._append(Record(number, measurement))
         return measurement
 
     def correlation(self, window: int | None = None) -> tuple[float, ...]:
@@ -148,11 +137,3 @@ class Recorder:
             verify=not self._history,
         )
         return summary(gathered, self._sizes)
-
-    def _keep(self, record: Record) -> None:
-        self._history.append(record)
-        if self._path is not None:
-            append(self._path, record)
-
-    def __repr__(self) -> str:
-        return f"<Recorder, {len(self._history)} measurements, {NOT_PRIVATE}>"

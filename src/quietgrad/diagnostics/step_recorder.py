@@ -10,8 +10,8 @@ from quietgrad._checks import require_count
 from quietgrad.capture import Sink
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.gathering import Gatherer, TooFewSamplesError
-from quietgrad.diagnostics.log import append, log_file
-from quietgrad.diagnostics.measurement import NOT_PRIVATE, Record
+from quietgrad.diagnostics.history import History
+from quietgrad.diagnostics.measurement import Record
 from quietgrad.diagnostics.measuring import DEFAULT_AVERAGES, require_sizes
 from quietgrad.diagnostics.summary import summary
 from quietgrad.factors import Factor
@@ -19,7 +19,7 @@ from quietgrad.grouping import Group
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 
-class StepRecorder:
+class StepRecorder(History):
     """Measures the first micro-batch of every k-th step of an engine. NOT PRIVATE.
 
     ::
@@ -47,19 +47,8 @@ class StepRecorder:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> None:
         self._every = require_count("every", every, at_least=1)
-        self._path = None if path is None else log_file(path)
         self._sizes, self._budget = require_sizes(averages), memory_budget
-        self._history: list[Record] = []
-
-    @property
-    def history(self) -> tuple[Record, ...]:
-        """All measurements so far."""
-        return tuple(self._history)
-
-    @property
-    def path(self) -> Path | None:
-        """The file that is written to."""
-        return self._path
+        super().__init__(path)
 
     def gatherer(
         self, step: int, groups: Sequence[Group], clipping: Clipping, samples: int
@@ -81,13 +70,7 @@ class StepRecorder:
         """Note what was measured in a step."""
         gatherer.finish()
         with suppress(TooFewSamplesError):  # of finite gradients: no reason to end a training
-            record = Record(step, summary(gatherer, self._sizes))
-            self._history.append(record)
-            if self._path is not None:
-                append(self._path, record)
-
-    def __repr__(self) -> str:
-        return f"<StepRecorder, {len(self._history)} measurements, {NOT_PRIVATE}>"
+            self._append(Record(step, summary(gatherer, self._sizes)))
 
 
 class Both:

@@ -12,7 +12,7 @@ from quietgrad._names import unknown_name
 from quietgrad.benchmark import transformer_workloads as transformers
 from quietgrad.benchmark.resnet import resnet20
 from quietgrad.benchmark.workload import Workload
-from quietgrad.nn import tanh_cnn_28
+from quietgrad.nn import gru_classifier, tanh_cnn_28
 
 Make = Callable[[int], Workload]
 
@@ -62,27 +62,11 @@ def resnet(batch_size: int) -> Workload:
     return Workload(resnet20(), (images,), _labels(batch_size), has_images=True)
 
 
-class GRUClassifier(nn.Module):
-    """Frozen word vectors, one GRU layer, and a head on its last output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(10_000, 100)
-        self.words.weight.requires_grad_(False)
-        self.recurrent = nn.GRU(100, 64, batch_first=True)
-        self.head = nn.Linear(64, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of two classes."""
-        outputs, _ = self.recurrent(self.words(tokens))
-        logits: Tensor = self.head(outputs[:, -1])
-        return logits
-
-
 def gru(batch_size: int) -> Workload:
     """Reviews cut to 128 words."""
     tokens = torch.randint(10_000, (batch_size, 128))
-    return Workload(GRUClassifier(), (tokens,), torch.randint(2, (batch_size,)))
+    model = gru_classifier(torch.randn(10_000, 100))
+    return Workload(model, (tokens,), torch.randint(2, (batch_size,)))
 
 
 def _labels(batch_size: int) -> Tensor:

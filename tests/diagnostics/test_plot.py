@@ -76,3 +76,23 @@ def test_batches_of_other_sizes_may_lack_an_average():
 def test_an_empty_history_is_refused():
     with pytest.raises(ValueError, match="history is empty"):
         diagnostics_figure([], title="nothing")
+
+
+def test_a_single_step_is_seen():
+    figure = diagnostics_figure(history(1), title="an mlp")
+    for axes in figure.axes:
+        assert axes.get_xlim() == (-1, 1)
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+    bands = [each for each in figure.axes[0].collections if "5 to 95" in each.get_label()]
+    assert bands[0].get_paths()[0].get_extents().width > 0
+
+
+def test_cosines_near_one_can_be_told_apart():
+    cosines = diagnostics_figure(history(3), title="an mlp").axes[2]
+    low, high = cosines.get_ylim()
+    shown = [y for line in cosines.lines for y in line.get_ydata()]
+    assert low <= min(shown)
+    assert max(shown) <= high <= 1.05
+    same = [Record(0, point(1.0, 1.0)), Record(1, point(1.0, 1.0))]
+    low, high = diagnostics_figure(same, title="all alike").axes[2].get_ylim()
+    assert 0.9 < low < 1 < high

@@ -58,11 +58,34 @@ def test_lines_are_appended(tmp_path):
 def test_a_run_that_goes_on_adds_to_its_file(tmp_path):
     subject, path = made("mlp"), tmp_path / "digits.NOT-PRIVATE.jsonl"
     train(subject, Recorder(subject.model, every=2, path=path), 5)
-    again = Recorder(subject.model, every=2, path=path, first_step=3)
+    again = Recorder(subject.model, every=2, path=path, first_step=3, append=True)
     train(subject, again, 4)
     history = read_history(path)
     assert [record.step for record in history] == [0, 2, 3, 4, 6]
     assert history[2:] == again.history
+
+
+def test_another_run_is_not_mixed_in(tmp_path):
+    subject = made("mlp")
+    first, late = (Recorder(subject.model, path=tmp_path) for _ in range(2))
+    train(subject, first, 2)
+    before = first.path.read_text()
+    with pytest.raises(FileExistsError, match=r"another folder.*append=True"):
+        Recorder(subject.model, path=tmp_path)
+    with pytest.raises(FileExistsError, match=r"another folder.*append=True"):
+        train(subject, late, 1)  # made before there was a file
+    assert first.path.read_text() == before
+
+
+def test_radii_are_read_again_and_may_be_missing(tmp_path):
+    subject = made("mlp")
+    recorder = Recorder(subject.model, path=tmp_path, radius=0.5)
+    train(subject, recorder, 1)
+    assert list(recorder.history[0].radii.values()) == [0.5]
+    line = json.loads(recorder.path.read_text())
+    del line["radii"]
+    recorder.path.write_text(json.dumps(line) + "\n")
+    assert read_history(tmp_path)[0].radii == {}
 
 
 def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):

@@ -64,3 +64,16 @@ def test_small_micro_batches_are_passed_over():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="every"):
         StepRecorder(every=0)
+
+
+def test_a_resumed_run_goes_on_in_its_file_and_another_does_not(tmp_path):
+    engine, _ = trained(StepRecorder(every=1, path=tmp_path), steps=2)
+    engine.save(tmp_path / "state.pt")
+    with pytest.raises(FileExistsError, match=r"another folder.*append=True"):
+        StepRecorder(every=1, path=tmp_path)
+    model, data = made("mlp")
+    recorder = StepRecorder(every=1, path=tmp_path, append=True)
+    resumed = attach(model, data, diagnostics=recorder, physical_batch_size=6)
+    resumed.load(tmp_path / "state.pt")
+    step(resumed, model)
+    assert [record.step for record in read_history(tmp_path)] == [0, 1, 2]

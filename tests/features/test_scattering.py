@@ -59,3 +59,16 @@ def test_sizes_that_do_not_divide(size):
 def test_images_of_another_size():
     with pytest.raises(ValueError, match="expected"):
         Scattering((16, 16))(images(size=20))
+
+
+def test_a_square_has_one_side():
+    one, other = Scattering(16), Scattering((16, 16))
+    assert torch.equal(one(images()), other(images()))
+    assert repr(one) == repr(other) == "Scattering((16, 16), scales=2, angles=8)"
+    with pytest.raises(ValueError, match="multiples of 4"):
+        Scattering(15)
+
+
+def test_bytes_are_refused():
+    with pytest.raises(TypeError, match=r"torch.uint8.*255"):
+        Scattering(16)((255 * images()).byte())

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import quietgrad as qg
+from quietgrad.inspection.report import Verdict
 
 from .broken import CLASSES, B, D, cross_entropy, data, plain
 
@@ -106,3 +107,14 @@ def test_samples_that_differ_in_one_thing_are_not_alike():
     same = [("x", np.zeros(2)), ("x", np.zeros(2))]
     with pytest.raises(ValueError, match="all alike"):
         qg.check(plain(), same, of_pairs)
+
+
+def test_a_model_that_does_not_run_one_sample_alone_is_a_finding():
+    """A group of one value: torch refuses it for one sample, and makes several alike."""
+    layers = nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.Flatten(), nn.Linear(4, CLASSES)
+    batch = torch.randn(B, 1, 3, 3), torch.arange(B) % CLASSES
+    report = qg.check(nn.Sequential(*layers), batch, cross_entropy)
+    (finding,) = [each for each in report.findings if each.verdict is Verdict.FAULT]
+    assert finding.check == "exactness"
+    assert "batch of its own" in finding.what
+    assert "fewer groups" in finding.remedy

@@ -63,7 +63,7 @@ def test_batch_norm_becomes_group_norm():
     assert len(batch_norms(model)) == 6
     assert not batch_norms(hardened.model)
     assert [str(change) for change in hardened.changes[-1:]] == [
-        "4.downsample.1: BatchNorm2d(48 channels) -> GroupNorm(24 groups, 48 channels)"
+        "4.downsample.1: BatchNorm2d(48 channels) -> GroupNorm(12 groups, 48 channels)"
     ]
     assert [c.path for c in hardened.changes] == "1 3.bn1 3.bn2 4.bn1 4.bn2 4.downsample.1".split()
     assert str(hardened).startswith("Sequential: 6 changed\n  1: BatchNorm2d(12 channels) -> ")
@@ -105,9 +105,10 @@ def test_a_network_of_transformers():
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"), [(64, 32), (48, 24), (30, 30), (33, 11), (37, 1), (1, 1), (320, 32)]
+    ("channels", "groups"),
+    [(128, 32), (64, 16), (48, 12), (30, 6), (33, 3), (37, 1), (16, 4), (7, 1), (1, 1), (320, 32)],
 )
-def test_the_largest_divisor_up_to_32(channels, groups):
+def test_groups_of_four_channels_or_more_and_up_to_32(channels, groups):
     assert harden(nn.BatchNorm2d(channels)).model.num_groups == groups
     assert harden(nn.BatchNorm3d(channels)).model.num_groups == groups
 
@@ -118,6 +119,17 @@ def test_vectors_are_normalized_as_a_whole():
     hardened = harden(model).model
     assert hardened[1].num_groups == 1
     assert hardened[:2](torch.randn(3, 4)).std(1).min() > 0.5
+
+
+def test_maps_of_one_pixel_keep_something():
+    """A group of one channel would be one number here, and all outputs alike."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 16, 28), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16, 10)
+    hardened = harden(nn.Sequential(*layers))
+    assert "GroupNorm(4 groups, 16 channels)" in str(hardened)
+    x = torch.randn(4, 1, 28, 28)
+    assert hardened.model(x).std(0).min() > 0.01
+    quietgrad.check(hardened.model, (x, torch.arange(4)), losses).require_ok()
 
 
 def test_groups_as_asked():
@@ -189,8 +201,8 @@ def test_normalization_behind_the_activation():
     behind = hardened.model[2](torch.relu(model[0](x)))
     assert torch.equal(hardened.model(x), nn.functional.max_pool2d(behind, 2))
     assert str(hardened.changes[-1]) == (
-        "the model itself: GroupNorm(4 groups, 4 channels), ReLU() -> "
-        "ReLU(), GroupNorm(4 groups, 4 channels)"
+        "the model itself: GroupNorm(1 group, 4 channels), ReLU() -> "
+        "ReLU(), GroupNorm(1 group, 4 channels)"
     )
 
 
@@ -229,6 +241,12 @@ class OwnNorm(nn.BatchNorm2d):
     pass
 
 
+def with_a_forward() -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    norm.forward = lambda x: x
+    return norm
+
+
 def hooked() -> nn.Module:
     norm = nn.BatchNorm2d(4)
     norm.register_forward_hook(lambda *_: None)
@@ -243,9 +261,10 @@ def hooked() -> nn.Module:
         (OwnNorm(4), "OwnNorm '1' is a class of its own"),
         (parametrizations.weight_norm(nn.BatchNorm2d(4), dim=None), "'1' is a class of its own"),
         (hooked(), "BatchNorm2d '1' has hooks"),
+        (with_a_forward(), "BatchNorm2d '1' has a forward of its own"),
         (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d '1' keeps running"),
     ],
-    ids=["sync", "lazy", "own", "parametrized", "hooked", "instance"],
+    ids=["sync", "lazy", "own", "parametrized", "hooked", "forward", "instance"],
 )
 def test_refusals_name_the_layer(norm, message):
     with pytest.raises(SampleMixingError, match=message):

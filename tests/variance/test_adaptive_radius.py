@@ -100,6 +100,30 @@ def test_a_run_goes_on_with_its_radius(tmp_path):
     assert all(torch.equal(weights_of(model)[n], now) for n, now in weights_of(twin).items())
 
 
+@pytest.mark.parametrize("clipping", ["auto-s", "auto-v", "psac"])
+def test_clipping_that_normalizes_is_refused(clipping):
+    """There the radius only rescales the step."""
+    model, data = made("mlp")
+    for start in (1e-3, 1.0, 50.0):
+        with pytest.raises(ValueError, match=r"normalizes.*'abadi', 'reparam' or 'global'"):
+            engine_of(model, data, radius=qg.AdaptiveRadius(start), clipping=clipping)
+    engine_of(model, data, clipping=clipping).detach()
+
+
+@pytest.mark.parametrize("clipping", ["abadi", "reparam", "global"])
+def test_diagnostics_know_the_radius_of_every_step(clipping):
+    model, data = made("mlp")
+    recorder = qg.diagnostics.StepRecorder(every=1)
+    radius = qg.AdaptiveRadius(start=3.0, count_noise=5.0)
+    engine = engine_of(model, data, radius=radius, clipping=clipping, diagnostics=recorder)
+    radii = []
+    for _ in range(3):
+        radii.append({group.name: group.radius for group in engine.groups})
+        step(engine, model)
+    assert [record.radii for record in recorder.history] == radii
+    assert radii[0] != radii[1]
+
+
 @pytest.mark.parametrize("wrong", [{"start": 0}, {"quantile": 0}, {"quantile": 2}, {"rate": -1}])
 def test_bad_options(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

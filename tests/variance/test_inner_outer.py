@@ -1,12 +1,15 @@
 """Inner-outer momentum against a loop that keeps every sample's gradient at every weight."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.errors import EngineStateError, LossError
+from quietgrad.errors import EngineStateError, LossError, SampleMixingError
 
 from .helpers import (
     COUNT,
@@ -210,3 +213,83 @@ def test_other_momentum_is_the_optimizers():
     model, data = made("mlp")
     with pytest.raises(TypeError, match=r"InnerOuter.*optimizer"):
         attach(model, data, momentum=0.9)
+
+
+def _engine_of(model, x, **options):
+    return qg.PrivacyEngine(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), TensorDataset(x), batch_size=len(x),
+        delta=1e-7, sampling="full-batch", noise_multiplier=1e-6, seed=0,
+        momentum=qg.InnerOuter(length=3, inner=1.0, outer=None), **options,
+    )  # fmt: skip
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 1, bias=False)
+
+    def forward(self, x):
+        return self.a(x * 1.0)[:, 0]
+
+
+def _written_in_place(model, x):
+    x.copy_(x.roll(1, 0))
+    return model(x)
+
+
+def _targets_in_turn(turn):
+    def losses(model, x):
+        turn.append(None)
+        return model(torch.ones_like(x)) * x.roll(len(turn), 0)[:, 0]
+
+    return losses
+
+
+@pytest.mark.parametrize("losses", [_written_in_place, _targets_in_turn([])])
+def test_samples_that_change_places_unseen_by_the_model_are_refused(losses):
+    model = _Scaled()
+    x = torch.randn(8, 4)
+    engine = _engine_of(model, x)
+    with pytest.raises(SampleMixingError, match="change places"):
+        for _ in range(3):
+            for batch in engine.batches():
+                for (rows,) in batch:
+                    engine.backward(lambda rows=rows: losses(model, rows))
+                engine.step()
+
+
+def test_past_weights_in_a_state_must_be_possible():
+    model = _Scaled()
+    x = torch.randn(8, 4)
+    engine = _engine_of(model, x)
+    for batch in engine.batches():
+        for (rows,) in batch:
+            engine.backward(lambda rows=rows: model(rows))
+        engine.step()
+    for spoil in (
+        lambda past: past.extend(past * 4),
+        lambda past: past[0]["a.weight"].fill_(float("nan")),
+    ):
+        state = engine.state_dict()
+        spoil(state["momentum"]["past"])
+        with pytest.raises(EngineStateError):
+            _engine_of(model, x).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrong", [{"inner": 1.5}, {"inner": True}, {"inner": 0}, {"outer": 2}])
+def test_weights_are_called_weights(wrong):
+    with pytest.raises(ValueError, match=rf"{next(iter(wrong))}=.*a weight in \(0, 1\]"):
+        qg.InnerOuter(**wrong)
+
+
+def test_momentum_upon_momentum_is_told_of():
+    model, data = made("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given = {"batch_size": COUNT, "noise_multiplier": 1.0, "delta": 1e-3}
+    with pytest.warns(UserWarning, match=r"carries 0\.1 .*momentum=0\.9.*outer=None") as caught:
+        qg.PrivacyEngine(model, optimizer, data, momentum=qg.InnerOuter(), **given).detach()
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inner = qg.InnerOuter(outer=None)
+        qg.PrivacyEngine(model, optimizer, data, momentum=inner, **given).detach()

@@ -1,9 +1,14 @@
 """Views of a sample are clipped as one: against a loop over samples, alone and with momentum."""
 
+import random
+import warnings
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.contract.oracle import loop
+from torch import nn
 
 import quietgrad as qg
 from quietgrad import transforms
@@ -104,14 +109,86 @@ MIXING = {
     "mixup": lambda rows: 0.5 * (rows + rows.flip(0)),
     "statistics": lambda rows: rows - rows.mean(0),
     "permuted": lambda rows: rows[torch.randperm(len(rows))],
+    "neighbours": lambda rows: 0.5 * (rows + rows.view(-1, 4, 1, 4, 4).flip(1).view(rows.shape)),
+    "the one before": lambda rows: 0.5 * (rows + rows.roll(2, 0)),
+    "its number": lambda rows: rows / len(rows),
+    "numpy": lambda rows: rows.lerp(rows.flip(0), float(np.random.rand())),  # noqa: NPY002
+    "python": lambda rows: rows.lerp(rows.flip(0), random.random()),
 }
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_transforms_that_mix_samples_are_refused(name):
     views = qg.SelfAugmentation(MIXING[name], views=2)
+    for _ in range(2):  # the second time, too
+        with pytest.raises(SampleMixingError, match="mixes samples"):
+            views(torch.rand(6, 1, 4, 4))
+
+
+def test_samples_that_are_not_finite_hide_nothing():
+    views = qg.SelfAugmentation(MIXING["the one before"], views=2)
+    images = torch.rand(6, 1, 4, 4)
+    images[2] = torch.nan
     with pytest.raises(SampleMixingError, match="mixes samples"):
-        views(torch.rand(6, 1, 4, 4))
+        views(images)
+    images[:] = torch.nan
+    qg.SelfAugmentation(transforms.Flip(), views=2)(images)
+
+
+def test_what_mixes_now_and_then_is_found():
+    """Eight calls are all looked at; draws are fixed, so that this never fails by chance."""
+    torch.manual_seed(0)
+    views = qg.SelfAugmentation(
+        lambda rows: rows + rows.flip(0) if torch.rand(()) < 0.5 else rows, views=1
+    )
+    with pytest.raises(SampleMixingError, match="mixes samples"):
+        for _ in range(8):
+            views(torch.rand(6, 1, 4, 4))
+    with pytest.raises(SampleMixingError, match="mixes samples"):
+        views(torch.rand(1, 1, 4, 4))  # refused for good
+
+
+def test_transforms_are_looked_at_ever_more_rarely():
+    calls = []
+    views = qg.SelfAugmentation(lambda rows: calls.append(None) or rows, views=1)
+    often = []
+    for _ in range(33):
+        calls.clear()
+        views(torch.rand(3, 2))
+        often.append(len(calls) > 1)
+    assert [place + 1 for place, looked in enumerate(often) if looked] == [*range(1, 9), 16, 32]
+
+
+def test_batches_of_one_do_not_count():
+    views = qg.SelfAugmentation(MIXING["statistics"], views=1)
+    for _ in range(9):
+        views(torch.rand(1, 1, 4, 4))
+    with pytest.raises(SampleMixingError):
+        views(torch.rand(3, 1, 4, 4))
+
+
+def test_draws_that_cannot_be_repeated_are_told_of():
+    generator = torch.Generator().manual_seed(0)
+    views = qg.SelfAugmentation(lambda x: x + torch.rand(x.shape, generator=generator), views=2)
+    with pytest.warns(UserWarning, match="cannot be verified") as caught:
+        views(torch.rand(3, 2))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        views(torch.rand(3, 2))  # said once
+
+
+def test_loss_modules_are_refused():
+    views = qg.SelfAugmentation(transforms.Flip(), views=2)
+    images, labels = torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
+    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss):
+        with pytest.raises(TypeError, match=r"CrossEntropyLoss.*F\.cross_entropy"):
+            views.losses(nn.Flatten(), images, labels, loss)
+
+
+def test_it_says_what_it_is():
+    views = qg.SelfAugmentation(transforms.Flip(), views=2, keep_original=True)
+    assert repr(views) == "SelfAugmentation(Flip(probability=0.5), 2 views, the first as it is)"
 
 
 def test_draws_are_not_used_up_by_verification():
@@ -119,7 +196,7 @@ def test_draws_are_not_used_up_by_verification():
     found = []
     for verified in (False, True):
         views = qg.SelfAugmentation(transforms.Crop(2), views=2)
-        views._is_verified = verified
+        views._watch._seen = 8 if verified else 0
         torch.manual_seed(5)
         found.append(views(images))
     assert torch.equal(*found)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.contract.oracle import loop
+from torch import nn
 
 import quietgrad as qg
 from quietgrad import clipping, grouping
@@ -84,9 +85,21 @@ def test_exact_and_no_more_sensitive_than_stated(name, compute, style, function)
         assert distance(found, part) <= sensitivity * (1 + 1e-6)
 
 
-def trained_by(make_closure, **options):
+def normalized():
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(64, 3)).double()
+
+
+def test_public_features_of_a_seed_are_not_repeated_and_that_is_said():
+    publicly = qg.BatchClipping(torch.randn(50, 1, 6, 6).double(), p=2, seed=0)
+    with pytest.raises(SampleMixingError, match="seed="):
+        trained_by(lambda m, x, y: lambda: publicly.losses(m, x, y, F.cross_entropy), normalized())
+
+
+def trained_by(make_closure, other=None, **options):
     """Three steps of an engine with inner momentum; the function is made for each micro-batch."""
     model, data = made("cnn")
+    model = model if other is None else other
     engine = attach(model, data, momentum=OPTIONS, **options)
     for _ in range(3):
         for batch in engine.batches():
@@ -116,6 +129,6 @@ def test_random_views_and_public_features_are_the_same_at_all_weights():
     views = qg.SelfAugmentation(qg.transforms.Chain(qg.transforms.Crop(1), qg.transforms.Flip()), 3)
     trained_by(lambda m, x, y: lambda: views.losses(m, x, y, F.cross_entropy))
     publicly = qg.BatchClipping(torch.randn(5, 1, 6, 6).double(), p=2)
-    trained_by(lambda m, x, y: lambda: publicly.losses(m, x, y, F.cross_entropy))
+    trained_by(lambda m, x, y: lambda: publicly.losses(m, x, y, F.cross_entropy), normalized())
     shuffled = lambda m, x, y: lambda: (lambda i: losses(m, x[i], y[i]))(torch.randperm(len(x)))  # noqa: E731
     assert trained_by(shuffled).steps_taken == 3

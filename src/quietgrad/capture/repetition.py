@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from quietgrad.capture.outputs import OutputRows
 from quietgrad.capture.state import same_randomness as same_randomness
@@ -20,6 +21,12 @@ from quietgrad.capture.trees import Node, returned, tensors_in
 
 # A gate this far closed hides what is behind it: LayerScale begins at 1e-6, and at 1e-4.
 _NEARLY_CLOSED = 1e-2
+_IS_REPEATING = ContextVar("is_repeating", default=False)
+
+
+def is_repeating() -> bool:
+    """Whether a model is run once more to verify it, and not because its user called it."""
+    return _IS_REPEATING.get()
 
 
 @dataclass(frozen=True)
@@ -70,28 +77,45 @@ class ModelCall:
         """
         args, kwargs = choose((self.args, self.kwargs))
         precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
-        opened = self._opened_gates
-        with undisturbed(self.model), precision:
+        with undisturbed(self.model), precision, self._with_open_gates(), _repeating():
             if evaluating:
                 self.model.eval()
             if seed is not None:
                 seed_all(self.model, seed)
-            if opened:
-                outputs = functional_call(self.model, opened, args, kwargs)
-            else:
-                outputs = self.model(*args, **kwargs)
+            outputs = self.model(*args, **kwargs)
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         return Outcome(returned(outputs), buffers)
 
+    @contextmanager
+    def _with_open_gates(self) -> Iterator[None]:
+        """Each parameter once, wherever and however often the model holds it."""
+        present = [(parameter, parameter.data) for parameter, _ in self._opened_gates]
+        try:
+            for parameter, values in self._opened_gates:
+                parameter.data = values
+            yield
+        finally:
+            for parameter, values in present:
+                parameter.data = values
+
     @cached_property
-    def _opened_gates(self) -> dict[str, Tensor]:
+    def _opened_gates(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Found once: no run changes parameters."""
         generator = torch.Generator().manual_seed(0)
-        return {
-            name: (torch.randn(p.shape, generator=generator) * _usual_scale(p)).to(p)
-            for name, p in self.model.named_parameters()
+        return [
+            (p, (torch.randn(p.shape, generator=generator) * _usual_scale(p)).to(p.data))
+            for p in self.model.parameters()
             if p.requires_grad and p.numel() and _is_nearly_closed(p)
-        }
+        ]
+
+
+@contextmanager
+def _repeating() -> Iterator[None]:
+    token = _IS_REPEATING.set(True)
+    try:
+        yield
+    finally:
+        _IS_REPEATING.reset(token)
 
 
 def _is_nearly_closed(parameter: Tensor) -> bool:

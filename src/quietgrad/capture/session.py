@@ -27,7 +27,7 @@ from quietgrad.capture.refusals import (
     refuse_hooks,
     refuse_unusable,
 )
-from quietgrad.capture.repetition import ModelCall
+from quietgrad.capture.repetition import ModelCall, undisturbed
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Phase, Sink, Tape
 from quietgrad.capture.trees import returned_tensors
@@ -69,6 +69,7 @@ class Capture:
         self._mode = CaptureMode(
             self.parameters, lambda: self._tape, lambda error: self.on_refusal(error)
         )
+        self._model = model
         self._attributes = AttributeWatch(model)
         self._is_capturing = self._is_paused = False
         self._handled: BaseException | None = None
@@ -138,6 +139,17 @@ class Capture:
     def arguments(self) -> list[Tensor]:
         """All tensors that the model was called with since :meth:`begin`."""
         return [tensor for call in self._tape.calls for tensor in call.arguments]
+
+    @property
+    def is_verifying(self) -> bool:
+        """Whether what is run now is looked at closely: at first always, then ever more rarely."""
+        return self._tape.verify
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """The model runs without being captured and without gradients, and stays as it was."""
+        with self._paused(), undisturbed(self._model):
+            yield
 
     def check_trainable_set(self) -> dict[str, nn.Parameter]:
         """The trainable parameters; refuses to go on if one was frozen or unfrozen."""

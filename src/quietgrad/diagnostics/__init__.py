@@ -14,7 +14,7 @@ quietgrad calls it unless asked to.
 
 `measure` looks at one batch, `Recorder` at every k-th of a training of yours, `StepRecorder` at
 what an engine clips in every k-th step; `read_history` reads what they wrote, and
-`quietgrad.plots.diagnostics` draws it.
+`quietgrad.plots.diagnostics.diagnostics_figure` draws it.
 """
 
 from quietgrad.diagnostics.gathering import TooFewSamplesError

@@ -71,6 +71,11 @@ class Gatherer:
         self.clipped_square_of_parts = torch.zeros((), dtype=torch.float64)
         self.shortened = {group.name: 0.0 for group in groups}
 
+    @property
+    def radii(self) -> dict[str, float]:
+        """Group name -> the radius that it is clipped by."""
+        return {group.name: group.radius for group in self._groups}
+
     def parameter_done(self, name: str, factor: Factor) -> None:
         """Add a parameter's inner products to its group's; clip the group if it was the last."""
         index = self._group_of[name]

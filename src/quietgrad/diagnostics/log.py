@@ -29,10 +29,33 @@ def log_file(path: str | Path) -> Path:
     return path
 
 
+def require_unused(path: Path) -> None:
+    """Refuse a file that is there: two runs in one could not be told apart."""
+    if path.exists():
+        raise FileExistsError(
+            f"{path} holds the records of another run: choose another folder, or pass append=True "
+            "if it is this run that goes on"
+        )
+
+
+def begin(path: Path, record: Record) -> None:
+    """Write the first line of a new file."""
+    try:
+        _write(path, "x", record)
+    except FileExistsError:  # since the recorder was made
+        require_unused(path)
+        raise
+
+
 def append(path: Path, record: Record) -> None:
     """Add a line to a file, which is made if it is not there."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
+    _write(path, "a", record)
+
+
+def _write(path: Path, mode: str, record: Record) -> None:
+    line = json.dumps(record.to_dict(), allow_nan=False) + "\n"
+    with path.open(mode, encoding="utf-8") as stream:
+        stream.write(line)
 
 
 def read_history(path: str | Path) -> tuple[Record, ...]:

@@ -127,20 +127,25 @@ class Record:
     Attributes:
         step: the number of the step before which it was made, from 0.
         measurement: what was measured.
+        radii: group name -> the radius in force, which an `AdaptiveRadius` moves from step to step;
+            empty in files that were written without.
     """
 
     step: int
     measurement: Measurement
+    radii: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with `not_private` first."""
-        return {"not_private": True, "step": self.step} | self.measurement.to_dict()
+        first = {"not_private": True, "step": self.step, "radii": dict(self.radii)}
+        return first | self.measurement.to_dict()
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Record:
         """What `to_dict` gave."""
         fields = dict(data)
-        return Record(fields.pop("step"), Measurement.from_dict(fields))
+        step, radii = fields.pop("step"), fields.pop("radii", {})
+        return Record(step, Measurement.from_dict(fields), radii)
 
 
 def _in_words(value: float | None) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from quietgrad._checks import require_count
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.correlation import NoiseOverSteps
-from quietgrad.diagnostics.gathering import TooFewSamplesError
+from quietgrad.diagnostics.gathering import Gatherer, TooFewSamplesError
 from quietgrad.diagnostics.history import History
 from quietgrad.diagnostics.measurement import Measurement, Record
 from quietgrad.diagnostics.measuring import (
@@ -43,11 +43,13 @@ class Recorder(History):
         model: as for `measure`.
         every: k; the first step is measured.
         path: an existing folder, or a file whose name ends in `.NOT-PRIVATE.jsonl`: every
-            measurement is appended to it as a line of JSON. None writes nothing.
+            measurement is appended to it as a line of JSON. None writes nothing. A file that is
+            there already is refused.
+        append: go on with such a file: the run was resumed.
         probes: a closure of the same few samples each time; if given, their sampling noise is
             followed from step to step (not only in every k-th), for `correlation`.
         window: over how many steps it is followed. So many gradients are held for every probe.
-        first_step: the number of the first step; more than 0 if a run goes on.
+        first_step: the number of the first step; more than 0 if a run goes on (with ``append``).
         clipping: as for `measure`, like all that follow.
         grouping: see there.
         radius: see there.
@@ -64,6 +66,7 @@ class Recorder(History):
         *,
         every: int = 1,
         path: str | Path | None = None,
+        append: bool = False,
         probes: Callable[[], Tensor] | None = None,
         window: int = 8,
         first_step: int = 0,
@@ -79,7 +82,7 @@ class Recorder(History):
         self._next = self._due = require_count("first_step", first_step, at_least=0)
         self._clipping, self._grouping, self._radius = clipping, grouping, radius
         self._sizes, self._budget = require_sizes(averages), memory_budget
-        super().__init__(path)
+        super().__init__(path, append=append)
 
     def step(self, closure: Callable[[], Tensor]) -> Measurement | None:
         """Count a step, and measure if it is its turn. Call it before the step's update.
@@ -96,11 +99,12 @@ class Recorder(History):
         if number < self._due:
             return None
         try:
-            measurement = self._measure(closure)
+            gathered = self._gathered(closure)
+            measurement = summary(gathered, self._sizes)
         except TooFewSamplesError:  # batches are of random sizes: no reason to end a training
             return None
         self._due = (number // self._every + 1) * self._every
-        self._append(Record(number, measurement))
+        self._append(Record(number, measurement, gathered.radii))
         return measurement
 
     def correlation(self, window: int | None = None) -> tuple[float, ...]:
@@ -126,8 +130,8 @@ class Recorder(History):
             gradients = per_sample_grads(self._model, probes, verify=not len(self._noise))
         self._noise.add(gradients)
 
-    def _measure(self, closure: Callable[[], Tensor]) -> Measurement:
-        gathered = gather(
+    def _gathered(self, closure: Callable[[], Tensor]) -> Gatherer:
+        return gather(
             self._model,
             closure,
             clipping=self._clipping,
@@ -136,4 +140,3 @@ class Recorder(History):
             memory_budget=self._budget,
             verify=not self._history,
         )
-        return summary(gathered, self._sizes)

@@ -33,7 +33,9 @@ class StepRecorder(History):
     Args:
         every: k; the first step is measured.
         path: an existing folder, or a file whose name ends in ``.NOT-PRIVATE.jsonl``: every
-            measurement is appended to it as a line of JSON. None writes nothing.
+            measurement is appended to it as a line of JSON. None writes nothing. A file that is
+            there already is refused.
+        append: go on with such a file: the run was resumed.
         averages: as for `measure`; those that exceed a micro-batch are left out.
         memory_budget: as for `measure`.
     """
@@ -43,12 +45,13 @@ class StepRecorder(History):
         every: int = 10,
         path: str | Path | None = None,
         *,
+        append: bool = False,
         averages: Sequence[int] = DEFAULT_AVERAGES,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> None:
         self._every = require_count("every", every, at_least=1)
         self._sizes, self._budget = require_sizes(averages), memory_budget
-        super().__init__(path)
+        super().__init__(path, append=append)
 
     def gatherer(
         self, step: int, groups: Sequence[Group], clipping: Clipping, samples: int
@@ -70,7 +73,7 @@ class StepRecorder(History):
         """Note what was measured in a step."""
         gatherer.finish()
         with suppress(TooFewSamplesError):  # of finite gradients: no reason to end a training
-            self._append(Record(step, summary(gatherer, self._sizes)))
+            self._append(Record(step, summary(gatherer, self._sizes), gatherer.radii))
 
 
 class Both:

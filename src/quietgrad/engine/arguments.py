@@ -63,12 +63,20 @@ def checked_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def checked_momentum(momentum: Any) -> InnerOuter:
-    """What the engine knows how to do."""
+def checked_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
+    """What the engine knows how to do, with a warning if the optimizer does some of it again."""
     if not isinstance(momentum, InnerOuter):
         raise TypeError(
             f"momentum must be a quietgrad.InnerOuter, got {type(momentum).__name__}: ordinary "
             "momentum is the optimizer's, as in torch.optim.SGD(..., momentum=0.9)"
+        )
+    own = max((group.get("momentum") or 0.0 for group in optimizer.param_groups), default=0.0)
+    if momentum.carried and own:
+        warnings.warn(
+            f"outer momentum carries {momentum.carried:.3g} of what was released on, and the "
+            f"optimizer's own momentum={own:g} carries that on again. Use one of them: "
+            "InnerOuter(outer=None), or an optimizer without momentum.",
+            stacklevel=_CALLER - 1,
         )
     return momentum
 

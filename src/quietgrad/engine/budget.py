@@ -89,6 +89,13 @@ class Budget:
         return self._planned_steps
 
     @property
+    def noise_levels(self) -> list[float] | None:
+        """Every noise multiplier that is planned; None if a schedule has no planned end."""
+        if self._schedule is not None and self._planned_steps is None:
+            return None
+        return sorted({self.noise_multiplier * factor for factor in self._factors or (1.0,)})
+
+    @property
     def lost_steps(self) -> int:
         """Steps that were recorded and whose updates were lost or taken back."""
         return self._lost
@@ -233,9 +240,10 @@ class Budget:
     def _warn_of_what_was_spent(self) -> None:
         spent = self._ledger.epsilon(self._delta, accountant=self._accountant)
         warnings.warn(
-            f"the ledger holds {self._ledger.steps} steps already, which spend epsilon={spent:.4g} "
-            f"of the target {self._target:g}: the noise is calibrated for what is left. To go on "
-            "with a saved run instead, load its state first.",
+            f"the ledger holds {self._ledger.steps} steps already, which count (earlier training, "
+            f"statistics of the same data): they spend epsilon={spent:.4g} of the target "
+            f"{self._target:g}, and the noise is calibrated for what is left. If they are steps of "
+            "this very run, load its saved state first.",
             stacklevel=2,
         )
 

@@ -96,7 +96,8 @@ class PrivacyEngine(EngineFacts):
         example: For ``grouping="auto"``: ``(batch, loss_fn)``, a few samples of public shape and
             ``loss_fn(model, batch)``. The values do not matter, and are not trained on.
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
-            needs no tuning of it), or ``qg.AdaptiveRadius()``, which follows a private quantile.
+            needs no tuning of it), or ``qg.AdaptiveRadius()``, which follows a private quantile
+            and wants ``clipping="abadi"``.
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
@@ -200,7 +201,9 @@ class PrivacyEngine(EngineFacts):
             adaptive_radius=None if adaptive is None else repr(adaptive),
         )
         self._momentum = (
-            None if momentum is None else Momentum(checked_momentum(momentum), self._trained)
+            None
+            if momentum is None
+            else Momentum(checked_momentum(momentum, optimizer), self._trained)
         )
         self._course = Course(
             model,

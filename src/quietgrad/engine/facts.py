@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from quietgrad.accounting import Ledger
+from quietgrad.clipping import Clipping
+from quietgrad.diagnostics import StepRecorder
 from quietgrad.engine.budget import Budget
 from quietgrad.engine.course import Course
+from quietgrad.engine.disclosure import disclosed
 from quietgrad.engine.radii import Radii
 from quietgrad.engine.under_way import BatchUnderWay
 from quietgrad.errors import BudgetExhaustedError
 from quietgrad.grouping import Group
 from quietgrad.noise import Noise
 from quietgrad.sampling import BatchLoader
+
+if TYPE_CHECKING:
+    from quietgrad.report import AuditFindings, Statement
 
 
 class EngineFacts:
@@ -19,8 +29,10 @@ class EngineFacts:
     _accountant: str
     _batch_size: int
     _budget: Budget
+    _clipping: Clipping
     _course: Course
     _delta: float
+    _diagnostics: StepRecorder | None
     _ledger: Ledger
     _loader: BatchLoader
     _noise: Noise
@@ -108,3 +120,39 @@ class EngineFacts:
         """What all steps so far have spent: an upper bound, 0 before the first step."""
         at = self.delta if delta is None else delta
         return self._ledger.epsilon(at, accountant=self._accountant)
+
+    def settings(self) -> dict[str, Any]:
+        """What only the engine knows of a run, as plain data that JSON holds.
+
+        All but "progress" stays the same during a run. A run folder keeps it as ``settings.json``.
+        """
+        return disclosed(
+            self._course,
+            self._clipping,
+            noise=self.noise,
+            diagnostics=self._diagnostics is not None,
+        )
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        audit: AuditFindings | None = None,
+        metrics: Iterable[Mapping[str, Any]] = (),
+    ) -> Statement:
+        """The privacy report so far: what is promised, to whom, and what is not covered.
+
+        Args:
+            path: writes it there, as one HTML file that needs nothing else.
+            audit: what an audit of such training found: its result, or its JSON object.
+            metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
+                "epsilon". They are shown as they are: pass none that was read from training data.
+        """
+        from quietgrad import report  # its templates are needed by nobody else
+
+        statement = report.statement_of_engine(
+            self._ledger, self.settings(), audit=audit, metrics=metrics
+        )
+        if path is not None:
+            report.write(statement, path)
+        return statement

@@ -67,7 +67,9 @@ def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum |
 class _Repeated:
     """Losses of the same samples, in the same order, with the same random draws, at any weights.
 
-    Were row i another sample's in another pass, one sample would be in several clipped sums.
+    Were row i another sample's in another pass, one sample would be in several clipped sums. So the
+    model's inputs are compared in every pass; and, as labels are not seen, whether a rehearsal of
+    the function at the same weights gives the same losses, where the engine verifies.
     """
 
     def __init__(self, closure: Callable[[], Tensor], capture: Capture) -> None:
@@ -76,24 +78,47 @@ class _Repeated:
         self._first: list[Tensor] | None = None
 
     def __call__(self) -> Tensor:
+        rehearsed = (
+            self._rehearsed() if self._first is None and self._capture.is_verifying else None
+        )
         torch.set_rng_state(self._draws)
         losses = self._closure()
+        if rehearsed is not None and not _close(rehearsed, losses.detach()):
+            raise SampleMixingError(
+                "the function passed to backward() gave other losses when it was called again at "
+                "the same weights: samples or labels that change places are not clipped as one. "
+                "Draw them before, outside of the function, and let random layers draw by torch's "
+                "own generator (BatchClipping without seed=)."
+            )
         inputs = self._capture.arguments()
         if self._first is None:
-            self._first = inputs
+            # Copies: the function may write to its own tensors.
+            self._first = [tensor.detach().clone() for tensor in inputs]
         elif len(inputs) != len(self._first) or not all(map(_same, inputs, self._first)):
             raise SampleMixingError(
                 "the function passed to backward() called the model with other inputs at past "
                 "weights than at the others: samples that change places are not clipped as one. "
                 "Draw them before, outside of the function (random views are repeated by "
-                "themselves if they are drawn by torch)."
+                "themselves if they are drawn by torch's own generator: BatchClipping without "
+                "seed=)."
             )
         return losses
 
+    def _rehearsed(self) -> Tensor:
+        torch.set_rng_state(self._draws)
+        with self._capture.rehearsal():
+            return self._closure().detach().clone()
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """But for rounding: what is captured may be computed by other kernels."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    slack = torch.finfo(one.dtype).eps ** 0.5
+    return torch.allclose(one, other, rtol=slack, atol=slack, equal_nan=True)
+
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    if one is other:
-        return True
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -34,6 +34,8 @@ class Radii:
     ) -> None:
         self.groups, self._clipping = tuple(groups), clipping
         self._adaptive, self._batch_size = adaptive, batch_size
+        if adaptive is not None:
+            adaptive.require_decisive(clipping)
 
     @property
     def sensitivity(self) -> float:

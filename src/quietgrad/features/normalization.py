@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,8 @@ def standardized(features: Tensor, groups: int = 1, epsilon: float = 1e-5) -> Te
     """
     if features.ndim < 2 or features.shape[1] % groups:
         raise ValueError(
-            f"features of shape {tuple(features.shape)} in {groups} groups: expected [N, C, ...] "
-            "with a multiple of them as C"
+            f"features of shape {tuple(features.shape)}, groups={groups}: expected [N, C, ...] "
+            "with a multiple of the groups as C"
         )
     return torch.nn.functional.group_norm(features, groups, eps=epsilon)
 
@@ -33,6 +34,8 @@ def standardized(features: Tensor, groups: int = 1, epsilon: float = 1e-5) -> Te
 @dataclass(frozen=True)
 class ChannelStatistics:
     """Mean and standard deviation of every channel, known privately.
+
+    Call it with features to normalize them, of the training and of the test data alike.
 
     Attributes:
         mean: ``[C]``.
@@ -43,9 +46,20 @@ class ChannelStatistics:
     deviation: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """``features[N, C, ...]`` with the mean taken off, divided by the deviation."""
+        """``features[N, C, ...]`` with the mean taken off, divided by the deviation.
+
+        Args:
+            features: of any number of further dimensions, or of none.
+        """
+        if features.ndim < 2 or features.shape[1] != len(self.mean):
+            raise ValueError(
+                f"features of shape {tuple(features.shape)}: expected [N, {len(self.mean)}, ...], "
+                "the channels that the statistics are of. Flatten them afterwards"
+            )
+        _require_numbers(features)
         shape = (1, -1, *[1] * (features.ndim - 2))
-        return (features - self.mean.view(shape)) / self.deviation.view(shape)
+        mean, deviation = (each.to(features).view(shape) for each in (self.mean, self.deviation))
+        return (features - mean) / deviation
 
 
 def private_statistics(
@@ -61,7 +75,14 @@ def private_statistics(
 
     Every sample gives the means of its channels and of their squares, each cut to a Euclidean
     norm of ``radius``; both sums are released with Gaussian noise. A sample that is not finite
-    gives nothing. The number of samples is public.
+    gives nothing. The number of samples is public. The noise on a mean, or a mean square, is
+    ``noise_multiplier * radius / N``: where a variance comes out smaller than that, a warning says
+    that it is mostly noise. ::
+
+        ledger = qg.accounting.Ledger()
+        statistics = qg.features.private_statistics(features, ledger)
+        features = statistics(features)
+        engine = qg.PrivacyEngine(..., ledger=ledger)      # its target includes the statistics
 
     Args:
         features: of the private samples, ``[N, C, ...]``.
@@ -74,11 +95,13 @@ def private_statistics(
     """
     require_positive("noise_multiplier", noise_multiplier)
     require_positive("radius", radius)
-    if features.ndim < 2 or not len(features) or not features.is_floating_point():
+    _require_recordable(ledger, seed)
+    if features.ndim < 2 or not features.numel():
         raise ValueError(
-            f"features of shape {tuple(features.shape)} and {features.dtype}: expected [N, C, ...] "
-            "of floating-point numbers"
+            f"features of shape {tuple(features.shape)}: expected [N, C, ...], none of them zero"
         )
+    _require_numbers(features)
+    features = features.detach()
     source = noises.resolve(noise, seed)
     source.begin_step(0)
     recorded_as = noise if seed is None else "seeded"
@@ -91,8 +114,41 @@ def private_statistics(
         moments.append(noisy)
     mean, square = moments
     # Noise may have made a variance negative, or as good as nothing.
-    variance = (square - mean.square()).clamp_min(1e-4 * radius**2 / len(mean))
+    variance = square - mean.square()
+    _warn_if_drowned(variance, noise_multiplier * radius / len(features))
+    variance = variance.clamp_min(1e-4 * radius**2 / len(mean))
     return ChannelStatistics(mean.to(features.dtype), variance.sqrt().to(features.dtype))
+
+
+def _require_numbers(features: Tensor) -> None:
+    if not features.is_floating_point():
+        raise ValueError(
+            f"features of {features.dtype}: expected floating-point numbers, such as the bytes of "
+            "images divided by 255"
+        )
+
+
+def _require_recordable(ledger: object, seed: object) -> None:
+    if not isinstance(ledger, Ledger):
+        raise TypeError(
+            f"ledger is a {type(ledger).__name__}: expected a quietgrad.accounting.Ledger, where "
+            "the two releases are recorded. Make one with Ledger(), and hand it to the engine too"
+        )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed={seed!r} is not valid: expected an integer, or None")
+
+
+def _warn_if_drowned(variance: Tensor, noise: float) -> None:
+    """Looks at nothing but what was released."""
+    drowned = int((variance < noise).sum())
+    if drowned:
+        warnings.warn(
+            f"the variance of {drowned} of {len(variance)} channels is below the noise, {noise:.2g}"
+            " (noise_multiplier * radius / number of samples), and says little. Take more samples, "
+            "or a smaller noise_multiplier, which costs more epsilon; or normalize each sample by "
+            "itself with quietgrad.features.standardized, which costs none.",
+            stacklevel=3,
+        )
 
 
 def _cut_sum(features: Tensor, power: int, radius: float) -> Tensor:

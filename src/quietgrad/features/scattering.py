@@ -25,14 +25,15 @@ class Scattering:
     averaged, 16 averaged moduli of wavelet coefficients, and 64 of the coefficients of those.
 
     Args:
-        size: height and width of the images.
+        size: height and width of the images; one number for both if they are square.
         scales: J; images are averaged over squares of 2^J.
         angles: L, of the wavelets at each scale.
     """
 
-    def __init__(self, size: tuple[int, int], scales: int = 2, angles: int = 8) -> None:
+    def __init__(self, size: int | tuple[int, int], scales: int = 2, angles: int = 8) -> None:
         self._scales = require_count("scales", scales, at_least=1)
-        angles = require_count("angles", angles, at_least=1)
+        self._angles = angles = require_count("angles", angles, at_least=1)
+        size = (size, size) if isinstance(size, int) else size
         self._step = 2**scales
         if min(size) < self._step or any(side % self._step for side in size):
             raise ValueError(
@@ -55,13 +56,21 @@ class Scattering:
         second = sum(b > a for a, _ in self._wavelets for b, _ in self._wavelets)
         return 1 + first + second
 
+    def __repr__(self) -> str:
+        return f"Scattering({self._size}, scales={self._scales}, angles={self._angles})"
+
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """The features of images, a few at a time."""
+        """The features of images, floating-point numbers, a few at a time."""
         if images.ndim != 4 or tuple(images.shape[2:]) != self._size:
             raise ValueError(
                 f"images of shape {tuple(images.shape)}: expected [N, channels, "
                 f"{self._size[0]}, {self._size[1]}]"
+            )
+        if not images.is_floating_point():
+            raise TypeError(
+                f"images of {images.dtype}: expected floating-point numbers. Divide bytes by 255 "
+                "(images.float() / 255)"
             )
         if not len(images):
             return torch.empty(0, *self._shape(images.shape[1]))

@@ -18,6 +18,7 @@ from quietgrad.nn.order import activations_first, is_rectifier
 from quietgrad.nn.replacement import has_hooks, replaced
 
 _MOST_GROUPS = 32
+_LEAST_CHANNELS = 4  # in a group: one alone, on a map of one pixel, would be normalized to zero
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -33,14 +34,17 @@ def harden(
 
     Scales and shifts are carried over; statistics of the data, which BatchNorm keeps, are not, and
     a trained network has to be trained on. What ``forward`` calls as a function (``F.relu``,
-    ``F.batch_norm``) is not seen: `quietgrad.check` says whether the result is fit.
+    ``F.batch_norm``), and modules in a plain list, which are no part of the model for torch either,
+    are not seen: `quietgrad.check` says whether the result is fit.
 
     Args:
         model: any network; it is left as it was.
         normalization: what takes the place of BatchNorm.
         groups: of channels that are normalized together, for all layers alike. By default as many
-            as divide the channels, up to 32, and one for BatchNorm1d: of a plain vector, a group
-            of one channel would leave nothing.
+            as divide the channels into groups of four or more, up to 32 (4 for 16 channels, 16 for
+            64, 32 from 128 on); one for BatchNorm1d, and for fewer than 8 channels. Sizes of maps
+            are not known here: as many groups as channels leave nothing of a map of one pixel (all
+            samples get the same output), and very small maps want few groups.
         order: ``activation-first`` moves the normalization behind the activation where both follow
             a convolution or linear layer in a Sequential (Xiao et al. 2023). Where they do not,
             the list of changes says so.
@@ -88,7 +92,7 @@ def _group_norm(groups: int | None, path: str, module: nn.Module) -> nn.GroupNor
 def _default_groups(module: _BatchNorm) -> int:
     if isinstance(module, nn.BatchNorm1d):
         return 1
-    most = min(_MOST_GROUPS, module.num_features)
+    most = max(1, min(_MOST_GROUPS, module.num_features // _LEAST_CHANNELS))
     return next(count for count in range(most, 0, -1) if module.num_features % count == 0)
 
 
@@ -140,6 +144,8 @@ def _require_replaceable(path: str, module: nn.Module) -> None:
             "is a class of its own that may do more than BatchNorm: put a GroupNorm in its place "
             "yourself",
         )
+    if "forward" in vars(module):
+        raise _refusal(path, module, "has a forward of its own, which would be lost: remove it")
     if has_hooks(module):
         raise _refusal(path, module, "has hooks, which no GroupNorm would run: remove them")
 

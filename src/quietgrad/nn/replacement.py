@@ -37,7 +37,8 @@ def described(module: nn.Module) -> str:
     if isinstance(module, _BatchNorm):
         return f"{type(module).__name__}({module.num_features} channels)"
     if isinstance(module, nn.GroupNorm):
-        return f"GroupNorm({module.num_groups} groups, {module.num_channels} channels)"
+        groups = f"{module.num_groups} group{'s' if module.num_groups > 1 else ''}"
+        return f"GroupNorm({groups}, {module.num_channels} channels)"
     return repr(module)
 
 

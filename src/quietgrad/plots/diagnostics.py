@@ -37,8 +37,7 @@ def diagnostics_figure(history: Sequence[Record], *, title: str) -> "Figure":
     for axes, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):
         draw(axes, history)
         axes.grid(alpha=0.3)
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.set_xlabel("steps")
+        _mark_steps(axes, history)
         _put_legend_below(axes)
     return figure
 
@@ -66,7 +65,7 @@ def _draw_cosines(axes: "Axes", history: Sequence[Record]) -> None:
     for size, color in _sizes_with_colors(history, at_least=1):
         label = f"sum of normalized {f'averages of {size}' if size > 1 else 'samples'}"
         _draw_line(axes, history, _cosine_of_averages(size), label, color)
-    axes.set_ylim(-1.05, 1.05)
+    _fit_cosines(axes)
 
 
 def _draw_clipped(axes: "Axes", history: Sequence[Record]) -> None:
@@ -75,7 +74,7 @@ def _draw_clipped(axes: "Axes", history: Sequence[Record]) -> None:
     if any(len(of_groups) > 1 for of_groups in shares):
         low, high = [min(each) for each in shares], [max(each) for each in shares]
         label = "least to most in a group"
-        axes.fill_between(_steps(history), low, high, color=_CLIPPED, alpha=0.2, label=label)
+        _draw_band(axes, history, low, high, label, _CLIPPED, 0.2)
     _draw_line(axes, history, lambda m: m.clipped_share, "mean over groups", _CLIPPED)
     axes.set_ylim(-0.05, 1.05)
 
@@ -89,17 +88,29 @@ def _draw_spread(
     def values(name: str) -> list[float]:
         return [_UNDEFINED if each is None else getattr(each, name) for each in spreads]
 
-    steps = _steps(history)
     for low, high, share, alpha in (
         ("q05", "q95", "5 to 95", 0.15),
         ("q25", "q75", "25 to 75", 0.3),
     ):
         label = f"samples, {share} %"
-        axes.fill_between(
-            steps, values(low), values(high), color=_SAMPLES, alpha=alpha, label=label, linewidth=0
-        )
+        _draw_band(axes, history, values(low), values(high), label, _SAMPLES, alpha)
     label = "samples, median"
-    axes.plot(steps, values("q50"), color=_SAMPLES, marker=_marker(history), label=label)
+    axes.plot(_steps(history), values("q50"), color=_SAMPLES, marker=_marker(history), label=label)
+
+
+def _draw_band(
+    axes: "Axes",
+    history: Sequence[Record],
+    low: list[float],
+    high: list[float],
+    label: str,
+    color: str,
+    alpha: float,
+) -> None:
+    steps: list[float] = [*_steps(history)]
+    if len(steps) == 1:  # of no width, it would not be seen
+        steps, low, high = [steps[0] - 0.2, steps[0] + 0.2], low * 2, high * 2
+    axes.fill_between(steps, low, high, color=color, alpha=alpha, label=label, linewidth=0)
 
 
 def _draw_line(
@@ -136,6 +147,25 @@ def _sizes_with_colors(history: Sequence[Record], *, at_least: int) -> list[tupl
     sizes = sorted({each.size for record in history for each in record.measurement.averages})
     colored = [(size, _AVERAGES[place % len(_AVERAGES)]) for place, size in enumerate(sizes)]
     return [(size, color) for size, color in colored if size >= at_least]
+
+
+def _mark_steps(axes: "Axes", history: Sequence[Record]) -> None:
+    """Whole numbers; a single step stands in the middle."""
+    from matplotlib.ticker import MaxNLocator  # an extra: only when needed
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel("steps")
+    if len(history) == 1:
+        axes.set_xlim(history[0].step - 1, history[0].step + 1)
+
+
+def _fit_cosines(axes: "Axes") -> None:
+    """The range that occurs: near 1, lines could not be told apart between -1 and 1."""
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if math.isfinite(low) and math.isfinite(high):
+        margin = max(0.05 * (high - low), 0.01)
+        axes.set_ylim(max(-1.05, low - margin), min(1.05, high + margin))
 
 
 def _put_legend_below(axes: "Axes") -> None:

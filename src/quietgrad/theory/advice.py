@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from quietgrad.theory._floats import within_floats
 from quietgrad.theory.gaussian_privacy import gdp_mu, mu_of_epsilon, noise_for_mu
 from quietgrad.theory.training import Training
 
@@ -74,6 +75,7 @@ class Advice:
         )
 
 
+@within_floats
 def advise(
     *,
     samples: int,

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietgrad._checks import require_number, require_positive
+from quietgrad.theory._floats import within_floats
 
 
+@within_floats
 def alignment(c: float, *, r: float, Gamma: float) -> float:
     """f(c, r; Gamma) of (C.11): a gradient of length 1, and two samples at g + noise and g - noise.
 

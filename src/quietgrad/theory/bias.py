@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quietgrad._checks import require_number, require_positive
+from quietgrad.theory._floats import within_floats
 from quietgrad.theory.lazy_region import ClippingName, Floats, clipped
 from quietgrad.theory.training import Training
 
@@ -31,6 +32,7 @@ def normalized_bias(tau: float) -> float:
     return 15 * require_number("tau", tau, at_least=0.0)
 
 
+@within_floats
 def normalized_learning_rate(training: Training) -> float:
     """Eta' of Appendix A, on gradients averaged over the batch: with it Theorem 3.1 holds."""
     curvature = training.smoothness * training.steps

@@ -8,6 +8,7 @@ can claim too little privacy loss: for advice only. What a run spends, `quietgra
 import math
 
 from quietgrad._checks import require_count, require_delta, require_positive
+from quietgrad.theory._floats import within_floats
 
 
 def gdp_mu(*, noise_multiplier: float, batch_size: float, samples: int, steps: int) -> float:
@@ -39,6 +40,7 @@ def noise_for_mu(mu: float, *, batch_size: float, samples: int, steps: int) -> f
     return 1 / math.sqrt(math.log1p(ratio * ratio))
 
 
+@within_floats
 def epsilon_of_mu(mu: float, *, delta: float) -> float:
     """Epsilon = mu^2 + mu sqrt(2 log(1/delta)), at which mu-GDP implies (epsilon, delta).
 

@@ -8,9 +8,11 @@ tau_0 + tau_1 |gradient| (Assumptions 1 and 2).
 import math
 
 from quietgrad._checks import require_number, require_positive, require_rate
+from quietgrad.theory._floats import within_floats
 from quietgrad.theory.training import Training
 
 
+@within_floats
 def psac_bias(*, tau_0: float, tau_1: float, r: float = 0.1) -> float:
     """The part of Theorem 2's bound that no number of steps removes; it grows as r^(-1/2).
 

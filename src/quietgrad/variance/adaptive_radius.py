@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from quietgrad._checks import require_positive, require_rate
+import torch
 
+from quietgrad._checks import require_positive, require_rate
+from quietgrad.clipping import Clipping
+
+_NORMS = torch.tensor([0.01, 0.3, 0.9, 1.1, 3.0, 100.0], dtype=torch.float64)  # of the start
 _LEAST = 1e-9  # of the start: gradients that have all vanished do not take the radius along
 
 
@@ -17,7 +21,9 @@ class AdaptiveRadius:
     In every step the number of samples whose norm is within the radius is released with noise, and
     the radius moves so that their share comes near the quantile. The count is paid for: sum and
     count together cost what the noise multiplier says, so the sum gets a little more noise. Each
-    group has a count and a radius of its own. Automatic clipping needs none of this.
+    group has a count and a radius of its own. Clipping must be one that the radius decides about:
+    ``"abadi"``, ``"reparam"`` or ``"global"``. Automatic clipping normalizes, and needs none of
+    this: there a radius would only rescale the step.
 
     Args:
         start: the first radius R of all groups together.
@@ -39,6 +45,21 @@ class AdaptiveRadius:
         if self.count_noise is not None:
             require_positive("count_noise", self.count_noise)
 
+    def require_decisive(self, clipping: Clipping) -> None:
+        """Refuse a clipping function that the radius is a mere factor of.
+
+        Args:
+            clipping: of the engine.
+        """
+        norms = _NORMS * self.start
+        once, twice = (clipping.weights(norms, times * self.start) for times in (1.0, 2.0))
+        if torch.allclose(twice, 2 * once, rtol=1e-9, atol=0.0):
+            raise ValueError(
+                f"clipping={clipping} normalizes: the radius is only a factor of the step, and "
+                "nothing to adapt. Pass clipping='abadi', 'reparam' or 'global' with an "
+                "AdaptiveRadius, or a plain radius"
+            )
+
     def deviation(self, batch_size: int) -> float:
         """Of the noise on each count."""
         return batch_size / 20 if self.count_noise is None else self.count_noise
@@ -54,7 +75,8 @@ class AdaptiveRadius:
             least = noise_multiplier * math.sqrt(groups) / 2
             raise ValueError(
                 f"count_noise={self.deviation(batch_size):g} leaves nothing for the sum: the "
-                f"count of {groups} groups alone costs more than a noise multiplier of "
+                f"count of {groups} group{'s' if groups > 1 else ''} alone costs more than a noise "
+                f"multiplier of "
                 f"{noise_multiplier:g} allows. Choose one well above {least:.3g}"
             )
         return float(rest**-0.5)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from quietgrad._checks import require_count
-from quietgrad.errors import LossError, UnsupportedOperationError
+from quietgrad.variance.batch_statistics import Statistics, plain_batch_norms
+from quietgrad.variance.losses import per_sample
+
+_ROWS_AT_A_TIME = 1024  # to predict with
 
 
 class BatchClipping:
@@ -20,18 +22,21 @@ class BatchClipping:
     network beside ``p`` public features drawn for it; batch normalization takes its statistics over
     these ``1 + p`` rows; the loss is that of the private row. So a sample's gradient depends on no
     other private sample, and is clipped as usual. No label of the public features is used, and
-    running statistics are neither written nor read: the network also predicts beside public
-    features. All samples run at once. From the first use on the model's batch normalization is
-    this one, in training; :meth:`restore` undoes it::
+    running statistics are neither written nor read, whatever the mode of a layer: the network also
+    predicts beside public features, through :meth:`predict`. All samples of a micro-batch run at
+    once. From the first use on the model's batch normalization is this one, and it refuses to run
+    when the model is called directly, in training and in evaluation; :meth:`restore` undoes it::
 
         publicly = qg.BatchClipping(public_images, p=9)
         engine.backward(publicly.losses(model, x, y, F.cross_entropy))
-        labels = publicly.predict(model, test_images)
+        labels = publicly.predict(model, test_images)     # and not model.eval()(test_images)
 
     Args:
-        public_features: inputs ``[N, ...]`` that need no protection, of the private ones' shape.
+        public_features: inputs ``[N, ...]`` that need no protection, of the private ones' shape and
+            scale: images as floating-point numbers, not as bytes. They are copied.
         p: how many stand beside each sample.
-        seed: fixes which of them do.
+        seed: fixes which of them do. Not with inner momentum, which repeats draws of torch's own
+            generator only (``torch.manual_seed`` fixes those).
     """
 
     def __init__(self, public_features: Tensor, p: int = 9, *, seed: int | None = None) -> None:
@@ -43,22 +48,36 @@ class BatchClipping:
                 f"p={p} public features for each sample, and there are {len(public_features)}: "
                 "expected at least as many"
             )
-        self.is_predicting = False
-        self._public = public_features
+        _refuse_bytes("public_features", public_features)
+        if not public_features.isfinite().all():
+            raise ValueError(
+                "public_features hold numbers that are not finite, which would spread to every "
+                "sample: remove them"
+            )
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed={seed!r} is not valid: expected an integer, or None")
+        # A copy without gradients: those of private samples would gather in the owner's tensor.
+        self._public = public_features.detach().clone()
+        self._is_running = False
         # Torch's own unless there is a seed: draws that can be repeated at past weights.
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        count, *shape = self._public.shape
+        return f"BatchClipping({count:,} public features of shape {tuple(shape)}, p={self.p})"
 
     def restore(self, model: nn.Module) -> None:
         """The model's batch normalization is again what it was."""
         for module in model.modules():
-            if isinstance(vars(module).get("forward"), _Statistics):
+            if isinstance(vars(module).get("forward"), Statistics):
                 del vars(module)["forward"]
 
     def outputs(self, model: nn.Module, samples: Tensor) -> Tensor:
         """The network's outputs for the private samples, each beside public features."""
         self._install(model)
         rows = self._beside_public(samples)
-        outputs = model(rows)
+        with self._running():
+            outputs = model(rows)
         if not isinstance(outputs, Tensor) or len(outputs) != len(rows):
             raise ValueError(
                 "the model must return one tensor with a row for each of its inputs, "
@@ -78,7 +97,7 @@ class BatchClipping:
             loss: as in ``torch.nn.functional``: called with outputs, labels and
                 ``reduction="none"``.
         """
-        return loss(self.outputs(model, samples), labels, reduction="none")
+        return per_sample(loss, self.outputs(model, samples), labels)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, samples: Tensor, *, draws: int = 10) -> Tensor:
@@ -86,20 +105,24 @@ class BatchClipping:
 
         Args:
             model: the network, as it was trained.
-            samples: inputs of one's own.
+            samples: inputs of one's own, of which a few run at a time.
             draws: how often to draw.
         """
         require_count("draws", draws, at_least=1)
+        if not len(samples):
+            return torch.empty(0, dtype=torch.long, device=samples.device)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        self.is_predicting = True
         try:
-            votes = torch.stack([self.outputs(model, samples).argmax(-1) for _ in range(draws)], -1)
+            at_a_time = max(1, _ROWS_AT_A_TIME // (1 + self.p))
+            return torch.cat([self._voted(model, x, draws) for x in samples.split(at_a_time)])
         finally:
-            self.is_predicting = False
             for module, mode in modes:
                 module.training = mode
-        return votes.mode(-1).values
+
+    def _voted(self, model: nn.Module, samples: Tensor, draws: int) -> Tensor:
+        votes = [self.outputs(model, samples).argmax(-1) for _ in range(draws)]
+        return torch.stack(votes, -1).mode(-1).values
 
     def _beside_public(self, samples: Tensor) -> Tensor:
         """``[B * (1 + p), ...]``: each sample, and then the public features drawn for it."""
@@ -108,53 +131,39 @@ class BatchClipping:
                 f"samples of shape {tuple(samples.shape[1:])} and public features of shape "
                 f"{tuple(self._public.shape[1:])}: expected the same"
             )
+        _refuse_bytes("samples", samples)
+        if samples.is_floating_point() != self._public.is_floating_point():
+            raise TypeError(
+                f"samples of {samples.dtype} beside public features of {self._public.dtype}: "
+                "expected floating-point numbers of the same scale in both"
+            )
         draws = torch.rand(len(samples), len(self._public), generator=self._generator)
         chosen = self._public[draws.argsort(1)[:, : self.p]].to(samples)
         return torch.cat([samples[:, None], chosen], 1).flatten(0, 1)
 
     def _install(self, model: nn.Module) -> None:
         """It stays: an engine that verifies a forward pass runs the model again, by itself."""
-        for path, module in model.named_modules():
-            if isinstance(module, _BatchNorm):
-                _require_plain(module, path)
-                vars(module)["forward"] = _Statistics(module, self)
+        for path, module in plain_batch_norms(model).items():
+            forward = Statistics(module, path, 1 + self.p, self._runs)
+            vars(module)["forward"] = forward
+
+    def _runs(self) -> bool:
+        return self._is_running
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
 
 
-class _Statistics:
-    """The forward of a batch normalization: over a sample and its public features, in training.
-
-    In evaluation, unless it is :meth:`BatchClipping.predict` that runs, the layer is as it was.
-    """
-
-    def __init__(self, module: _BatchNorm, owner: BatchClipping) -> None:
-        self._module, self._owner = module, owner
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        module = self._module
-        if not (module.training or self._owner.is_predicting):
-            return type(module).forward(module, inputs)
-        rows, channels = 1 + self._owner.p, inputs.shape[1]
-        if len(inputs) % rows:
-            raise LossError(
-                f"{len(inputs)} rows are not {rows} for each sample: a network with batch "
-                "normalization is trained through BatchClipping.losses, and not called directly"
-            )
-        samples = len(inputs) // rows
-        by_channel = inputs.view(samples, rows, channels, -1).transpose(1, 2)
-        joined = by_channel.reshape(samples, channels, -1)
-        # A group for each channel: the mean and the variance of batch normalization.
-        out = F.group_norm(joined, channels, module.weight, module.bias, module.eps)
-        return out.view(samples, channels, rows, -1).transpose(1, 2).reshape(inputs.shape)
-
-
-def _require_plain(module: _BatchNorm, path: str) -> None:
-    if not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        raise UnsupportedOperationError(
-            f"module '{path}' is a {type(module).__name__}: expected BatchNorm1d, 2d or 3d"
-        )
-    if not isinstance(vars(module).get("forward"), _Statistics | None):
-        raise UnsupportedOperationError(
-            f"module '{path}' has a forward of its own, which would be passed over: remove it"
+def _refuse_bytes(what: str, tensor: Tensor) -> None:
+    if tensor.dtype == torch.uint8:
+        raise TypeError(
+            f"{what} of {tensor.dtype}: expected floating-point numbers. Divide bytes of images by "
+            "255 (x.float() / 255), private and public ones alike"
         )
 
 

@@ -43,8 +43,7 @@ class InnerOuter:
         require_choice("outer_means", self.outer_means, ("forgotten", "carried"))
         require_choice("start", self.start, ("available", "repeat"))
         require_count("length", self.length, at_least=0 if self.length_counts == "past" else 1)
-        if self.inner != 1:
-            require_rate("inner", self.inner)
+        _require_weight("inner", self.inner, "of the gradient one step back")
         if self.outer is not None:
             self._require_outer(self.outer)
 
@@ -62,9 +61,18 @@ class InnerOuter:
 
     def _require_outer(self, outer: float) -> None:
         if self.outer_means == "forgotten":
-            require_rate("outer", outer)
-        elif not (isinstance(outer, int | float) and 0 <= outer < 1):
+            _require_weight("outer", outer, "the share of the momentum that is forgotten")
+        elif isinstance(outer, bool) or not (isinstance(outer, int | float) and 0 <= outer < 1):
             raise ValueError(
                 f"outer={outer!r}: expected a number in [0, 1), the share of the momentum that is "
                 "carried on (outer_means='carried')"
             )
+
+
+def _require_weight(name: str, value: object, meaning: str) -> None:
+    try:
+        require_rate(name, value)
+    except ValueError:
+        raise ValueError(
+            f"{name}={value!r} is not valid: expected a weight in (0, 1], {meaning}"
+        ) from None

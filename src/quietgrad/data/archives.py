@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from quietgrad.errors import DataError
+
+_DAMAGED = (OSError, EOFError, zlib.error)
 
 
 def member(archive: Path, name: str) -> bytes:
@@ -24,5 +28,17 @@ def member(archive: Path, name: str) -> bytes:
             if stream is None:
                 raise KeyError(name)
             return stream.read()
-    except (KeyError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (KeyError, *_DAMAGED, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DataError(f"{name} cannot be read from {archive}: {error}") from error
+
+
+def unpacked(content: bytes, where: Path | str) -> bytes:
+    """What was packed with gzip.
+
+    Raises:
+        DataError: it was not, or is damaged.
+    """
+    try:
+        return gzip.decompress(content)
+    except _DAMAGED as error:
+        raise DataError(f"{where} is not a whole gzip file: {error}") from error

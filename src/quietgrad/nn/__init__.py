@@ -9,6 +9,7 @@ from quietgrad.nn.convolutional import tanh_cnn_28, tanh_cnn_32
 from quietgrad.nn.hardening import harden
 from quietgrad.nn.recurrent import gru_classifier
 from quietgrad.nn.resnet_9 import resnet9
+from quietgrad.nn.resnet_18 import imagenet_normalized, resnet18
 from quietgrad.nn.resnet_20 import resnet20
 from quietgrad.nn.standardization import (
     Standardize,
@@ -24,7 +25,9 @@ __all__ = [
     "WeightStandardization",
     "gru_classifier",
     "harden",
+    "imagenet_normalized",
     "resnet9",
+    "resnet18",
     "resnet20",
     "standardize_weights",
     "standardized",

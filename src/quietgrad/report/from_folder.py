@@ -1,0 +1,116 @@
+"""The statement of a run folder, or of a ledger file alone."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quietgrad._checks import require_delta
+from quietgrad.accounting import Ledger
+from quietgrad.report.audited import AuditFindings, audited
+from quietgrad.report.drawn_up import statement_of
+from quietgrad.report.evidence import Evidence, ReportError
+from quietgrad.report.metrics import read_lines
+from quietgrad.report.settings import Settings
+from quietgrad.report.statement import Statement
+
+LEDGER, SETTINGS, CONFIG = "ledger.jsonl", "settings.json", "config.json"
+METRICS, RESULT = "metrics.jsonl", "result.json"
+
+T = TypeVar("T")
+
+
+def statement_of_folder(
+    path: str | Path, *, audit: AuditFindings | None = None, delta: float | None = None
+) -> Statement:
+    """What can be said from what a run left behind, also if it was interrupted.
+
+    Args:
+        path: the folder of a run, or a ledger file. Nothing in it is changed.
+        audit: what an audit of such training found.
+        delta: states epsilon at this delta instead of the run's own.
+
+    Raises:
+        ReportError: there is no ledger, or a file beside it cannot be understood.
+        LedgerError: the ledger was altered.
+    """
+    return statement_of(evidence_in(Path(path), audit=audit, delta=delta))
+
+
+def evidence_in(
+    path: Path, *, audit: AuditFindings | None = None, delta: float | None = None
+) -> Evidence:
+    """Everything that a run left behind."""
+    ledger, notices = _ledger(_ledger_in(path))
+    found = {LEDGER: _digest(_ledger_in(path))}
+    beside = path if path.is_dir() else None
+    metrics, cut = _read(beside, METRICS, found, lambda text: read_lines(text, METRICS)) or ((), ())
+    return Evidence(
+        ledger,
+        _read(beside, SETTINGS, found, lambda text: Settings.from_dict(_object(text))),
+        config=_read(beside, CONFIG, found, _object),
+        metrics=metrics,
+        result=_read(beside, RESULT, found, _object),
+        audit=None if audit is None else audited(audit),
+        delta=None if delta is None else require_delta("delta", delta),
+        hashes=found,
+        notices=(*notices, *cut),
+    )
+
+
+def read_audit(path: Path) -> Mapping[str, Any]:
+    """What `quietgrad audit --json` printed to a file."""
+    found = _read(path.parent, path.name, {}, _object)
+    if found is None:
+        raise ReportError(f"{path} is not there: expected what quietgrad audit --json prints")
+    return found
+
+
+def _ledger_in(path: Path) -> Path:
+    place = path / LEDGER if path.is_dir() else path
+    if place.is_file():
+        return place
+    where = "holds no ledger" if path.is_dir() else "is not there"
+    raise ReportError(
+        f"{path} {where}: expected the folder of a run, with a {LEDGER} in it, or a ledger file."
+        " Without a ledger nobody can tell what was spent"
+    )
+
+
+def _ledger(path: Path) -> tuple[Ledger, tuple[str, ...]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ledger = Ledger.read(path)
+    return ledger, tuple(f"{each.message}." for each in caught)
+
+
+def _read(
+    folder: Path | None, name: str, hashes: dict[str, str], parse: Callable[[str], T]
+) -> T | None:
+    """What a file says; None if it is not there. Its hash is noted."""
+    if folder is None or not (folder / name).exists():
+        return None
+    path = folder / name
+    try:
+        content = path.read_bytes()
+        found = parse(content.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(
+            f"{path} cannot be understood ({error}): restore a copy of it, or take it away to"
+            " have a report that says it is missing"
+        ) from error
+    hashes[name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

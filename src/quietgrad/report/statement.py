@@ -1,0 +1,189 @@
+"""What a privacy report says, as plain records: the page and the JSON show the same."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quietgrad.report.plain import plain, restored
+
+FORMAT = 1
+
+Kind = Literal[
+    "guarantee",
+    "by-ledger-alone",
+    "nothing-released",
+    "not-established",
+    "no-guarantee",
+    "protects-nobody",
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether anything is promised, in words for somebody who has to sign.
+
+    Attributes:
+        kind: what the claim is worth.
+        headline: the same in a few words.
+        sentence: the guarantee, or why there is none.
+        meaning: what it lets somebody find out at most; empty if nothing is promised.
+        warnings: what must not be overlooked, the gravest first.
+    """
+
+    kind: Kind
+    headline: str
+    sentence: str
+    meaning: str
+    warnings: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is promised."""
+        return self.kind in ("guarantee", "by-ledger-alone", "nothing-released")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One accountant's epsilon.
+
+    Attributes:
+        accountant: its name.
+        epsilon: None if it has no formula for such a run.
+        is_guarantee: whether it is an upper bound.
+        note: what it is, in words.
+    """
+
+    accountant: str
+    epsilon: float | None
+    is_guarantee: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An epsilon and a delta that hold together."""
+
+    delta: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class GroupBound:
+    """What holds for several records at once, such as those of one person."""
+
+    records: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """What everything in the ledger spends together.
+
+    Attributes:
+        delta: at which; None if nobody stated one.
+        claimed: by the accountant of the run; None without a delta.
+        accountant: that accountant.
+        bounds: by each accountant at that delta.
+        curve: by privacy loss distributions, from the largest delta to the smallest.
+        groups: at the same delta; empty where it is not known.
+    """
+
+    delta: float | None
+    claimed: float | None
+    accountant: str
+    bounds: tuple[Bound, ...]
+    curve: tuple[Pair, ...]
+    groups: tuple[GroupBound, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Releases in a row that the ledger records.
+
+    Attributes:
+        steps: how many.
+        noise_multiplier: of each.
+        sampling: how records took part, in words.
+        noise: where the noise came from, as recorded.
+        by: "this training", "others", or "unknown" if nothing but the ledger is there.
+    """
+
+    steps: int
+    noise_multiplier: float
+    sampling: str
+    noise: str
+    by: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A row of a table."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Facts that belong together."""
+
+    title: str
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A point of a list: a few words, and a sentence about them."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A privacy report.
+
+    Attributes:
+        format: of this record.
+        title: what was trained.
+        made_at: when the report was drawn up, in UTC.
+        verdict: what is promised.
+        unit: what one record is, and which data sets must look alike.
+        released: what the guarantee covers.
+        not_covered: what it does not, to be confirmed by whoever signs.
+        unknowns: what the evidence does not say.
+        epsilons: the figures.
+        phases: what the ledger records, in order; if it is much, added up by kind.
+        sections: how it was done.
+        metrics: by epoch, as they were handed over.
+        audit: what an audit found, as it was handed over.
+        settings: of the engine, if they are known.
+        config: what the run was asked to do, if that is known.
+    """
+
+    format: int
+    title: str
+    made_at: str
+    verdict: Verdict
+    unit: tuple[Item, ...]
+    released: tuple[Item, ...]
+    not_covered: tuple[Item, ...]
+    unknowns: tuple[str, ...]
+    epsilons: Epsilons
+    phases: tuple[Phase, ...]
+    sections: tuple[Section, ...]
+    metrics: tuple[dict[str, Any], ...]
+    audit: dict[str, Any] | None
+    settings: dict[str, Any] | None
+    config: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain data that strict JSON holds."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Statement":
+        """What `as_dict` gave; ValueError if it did not give this."""
+        found = restored(cls, data)
+        assert isinstance(found, cls)
+        return found

@@ -1,0 +1,191 @@
+"""What a report states is what the ledger and the engine say."""
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from quietgrad import AdaptiveRadius, accounting
+from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, TruncatedPoisson
+from quietgrad.report import Statement, as_html, statement_of_folder
+from quietgrad.report.epsilons import epsilons, has_groups
+
+from .helpers import BATCH, DELTA, RECORDS, audit, engine_of, facts, trained
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return trained(epochs=2)
+
+
+def test_figures_are_the_ledgers(engine):
+    found = engine.report().epsilons
+    by_name = {bound.accountant: bound for bound in found.bounds}
+    assert found.delta == DELTA
+    assert found.claimed == engine.epsilon()
+    for name in ("pld", "rdp"):
+        assert by_name[name].epsilon == engine.ledger.epsilon(DELTA, accountant=name)
+        assert by_name[name].is_guarantee
+    assert not by_name["gdp"].is_guarantee
+    assert "NO guarantee" in by_name["gdp"].note
+
+
+def test_the_curve_is_the_accountants(engine):
+    whole = accounting.profile(engine.ledger.events)
+    curve = engine.report().epsilons.curve
+    assert [pair.delta for pair in curve] == sorted((pair.delta for pair in curve), reverse=True)
+    assert all(pair.epsilon == whole.epsilon(pair.delta) for pair in curve)
+
+
+def test_the_sentence_rounds_up(engine):
+    statement = engine.report()
+    said = statement.verdict.sentence.partition("epsilon = ")[2].partition(",")[0]
+    assert 0 <= Decimal(said) - Decimal(engine.epsilon()) < Decimal("0.001")
+    assert f"delta = {DELTA!r})-differential privacy, add or remove one record" in (
+        statement.verdict.sentence
+    )
+
+
+def test_tables_state_the_settings(engine):
+    found = facts(engine.report())
+    assert found["Noise multiplier (sigma)"] == "1.5"
+    assert found["Sensitivity"].startswith("1 ")
+    assert found["Records"] == str(RECORDS)
+    assert found["Expected batch"] == f"{BATCH} records"
+    assert found["Divided by"].startswith(f"{BATCH},")
+    assert found["Sampling rate (q)"] == "0.2"
+    assert found["Performed by the sampler"].startswith("poisson at rate 0.2")
+    assert "q = 0.2" in found["Assumed by the accountant"]
+    assert found["Clipping function"] == "AutoS(gamma=0.01)"
+    assert found["Steps in the ledger"].startswith("10 ")
+    assert found["Steps in the weights"] == "10"
+    assert found["Accountant of the claim"] == "pld"
+    assert found["Seeded"] == "no"
+    assert {"quietgrad", "torch", "numpy", "dp-accounting", "python"} <= set(found)
+    assert found["Cost of tuning"].startswith("not included")
+
+
+def test_groups_and_radii_are_listed():
+    found = facts(trained(grouping="layer-wise").report())
+    assert found["Groups"] == "2 groups"
+    assert found["Group 0"] == "radius 0.707107, bound 0.707107, 2 tensors"
+
+
+def test_what_is_covered_and_what_is_not(engine):
+    statement = engine.report()
+    covered = " ".join(item.title for item in statement.released)
+    assert "weights at every step" in covered
+    assert "noise scale and the number of steps" in covered
+    outside = " ".join(f"{item.title} {item.text}" for item in statement.not_covered)
+    for words in (
+        "Hyper-parameters",
+        "Pre-processing",
+        "Several records of one person",
+        "Public data",
+        "diagnostics",
+        "Test figures",
+        "without privacy",
+        "Seeds",
+        "Floating point",
+    ):
+        assert words in outside
+
+
+def test_an_adaptive_radius_and_private_statistics_are_released():
+    ledger = Ledger([GaussianEvent(20.0, FullBatch(), steps=2)])
+    engine = trained(ledger=ledger, clipping="abadi", radius=AdaptiveRadius(count_noise=20.0))
+    statement = engine.report()
+    titles = [item.title for item in statement.released]
+    assert "The clipping radii" in titles
+    assert "Sums over the whole data set" in titles
+    assert [phase.by for phase in statement.phases] == ["others", "this training"]
+    assert statement.verdict.kind == "guarantee"
+    assert statement.verdict.warnings == ()
+    assert "2 by other releases" in facts(statement)["In the ledger only"]
+
+
+def test_many_phases_are_added_up():
+    engine = trained(epochs=8, noise_schedule=lambda step: 1.0 + step % 2)
+    phases = engine.report().phases
+    assert len(phases) == 2
+    assert sum(phase.steps for phase in phases) == engine.ledger.steps == 40
+
+
+def test_the_digest_is_of_all_settings_but_progress(engine):
+    settings = engine.settings()
+    del settings["progress"]
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    expected = hashlib.sha256(canonical.encode()).hexdigest()
+    assert facts(engine.report())["SHA-256 of the settings, without progress"] == expected
+
+
+def test_settings_survive_json_and_change_only_in_progress():
+    engine = trained(epochs=1)
+    before = engine.settings()
+    assert json.loads(json.dumps(before, allow_nan=False)) == before
+    again = trained(epochs=2).settings()
+    assert before.pop("progress") != again.pop("progress")
+    assert before == again
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_group_of_records_by_its_definition(engine, count):
+    """The number times an epsilon of one record whose delta grows to no more than the claim's."""
+    found = engine.report().epsilons
+    (bound,) = (group.epsilon for group in found.groups if group.records == count)
+    single = bound / count
+    grown = sum(math.exp(index * single) for index in range(count))
+    whole = [accounting.profile(engine.ledger.events, accountant=name) for name in ("pld", "rdp")]
+    assert min(profile.delta(single) for profile in whole) * grown <= DELTA
+    assert bound >= count * found.claimed * 0.999
+
+
+def test_groups_are_left_out_where_draws_are_cut():
+    event = GaussianEvent(1.5, TruncatedPoisson(0.2, largest=6, population=8))
+    assert not has_groups([event], "add-remove-one")
+    assert has_groups([event], "replace-one")
+
+
+def test_epsilons_of_nothing():
+    found = epsilons(Ledger(), delta=1e-5, accountant="pld")
+    assert found.claimed == 0.0
+    assert found.groups == ()
+
+
+def test_a_statement_round_trips_through_json(finished):
+    statement = statement_of_folder(finished, audit=audit(lower_bound="infinity"))
+    text = json.dumps(statement.as_dict(), allow_nan=False)
+    assert Statement.from_dict(json.loads(text)) == statement
+
+
+def test_an_infinite_epsilon_round_trips():
+    statement = trained(noise_multiplier=1e-9).report()
+    assert statement.epsilons.claimed == math.inf
+    text = json.dumps(statement.as_dict(), allow_nan=False)
+    assert Statement.from_dict(json.loads(text)) == statement
+    with pytest.raises(ValueError, match="not a Statement"):
+        Statement.from_dict({})
+
+
+def test_a_resumed_run_counts_what_was_lost():
+    engine = trained(epochs=1)
+    state = engine.state_dict()
+    ledger = Ledger.from_dict(state["ledger"])
+    ledger.record(replace(ledger.events[0], steps=3))  # released after the state was saved
+    resumed, _ = engine_of(ledger=ledger)
+    resumed.load_state_dict(state)
+    statement = resumed.report()
+    assert statement.verdict.kind == "guarantee"
+    assert statement.verdict.warnings == ()
+    assert facts(statement)["In the ledger only"].startswith("3 (3 lost or taken back")
+    assert statement.epsilons.claimed == ledger.epsilon(DELTA) > engine.epsilon()
+
+
+def test_shuffled_batches_claim_no_amplification():
+    statement = trained(sampling="shuffled", adjacency="replace-one").report()
+    assert statement.verdict.kind == "guarantee"
+    assert "no amplification is claimed" in facts(statement)["Assumed by the accountant"]
+    assert "not defined" in as_html(statement)  # gdp has no formula for it

@@ -1,0 +1,234 @@
+"""The page: one file, nothing from outside, nothing that a file says gets out of its place."""
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import pairwise
+
+import pytest
+
+from quietgrad.report import Statement, as_html, statement_of_folder, write_for_folder
+from quietgrad.report.curves import Chart
+from quietgrad.report.ticks import decades, ticks
+
+from .helpers import audit, edited, trained
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}\ud800"
+
+
+class Outline(HTMLParser):
+    """Elements and headings of a page; every element that is opened must be closed in order."""
+
+    VOID = frozenset(("meta", "link", "line", "circle", "polyline", "br", "img"))
+
+    def __init__(self, page):
+        super().__init__()
+        self.names, self.attributes, self.levels, self.open = [], [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, name, attributes):
+        self.names.append(name)
+        self.attributes += attributes
+        if re.fullmatch(r"h[1-6]", name):
+            self.levels.append(int(name[1]))
+        if name not in self.VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        if name not in self.VOID:
+            assert self.open.pop() == name
+
+
+@pytest.fixture(scope="module")
+def page(finished):
+    return as_html(statement_of_folder(finished, audit=audit()))
+
+
+def embedded(page):
+    found = re.search(r'<script type="application/json" id="statement">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def test_the_json_in_the_page_is_the_statement(finished):
+    statement = statement_of_folder(finished)
+    assert Statement.from_dict(embedded(as_html(statement))) == statement
+
+
+def test_nothing_comes_from_outside(page):
+    outline = Outline(page)
+    assert outline.open == []
+    addresses = [value for name, value in outline.attributes if name in ("src", "href")]
+    assert addresses == ["data:,"]
+    assert "@import" not in page
+    assert "url(" not in page
+    assert outline.names.count("script") == 1  # data, which no browser runs
+
+
+def test_headings_tables_and_pictures_are_named(page):
+    outline = Outline(page)
+    assert outline.levels[0] == 1
+    assert outline.levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(outline.levels))
+    assert outline.names.count("table") == outline.names.count("caption")
+    pictures = outline.names.count("svg")
+    assert pictures >= 3
+    assert outline.attributes.count(("role", "img")) == pictures
+    assert page.count("<title id=") == pictures
+    assert ("name", "viewport") in outline.attributes
+    ids = [value for name, value in outline.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    named = [value for name, value in outline.attributes if name == "aria-labelledby"]
+    assert {each for value in named for each in value.split()} <= set(ids)
+
+
+def test_everything_promised_is_on_the_page(page):
+    for words in (
+        "The guarantee",
+        "Unit of privacy",
+        "Adjacency",
+        "What is released under it",
+        "What is not covered",
+        "What is not known",
+        "Mechanism",
+        "Clipping function",
+        "Sensitivity",
+        "Noise multiplier (sigma)",
+        "Sampling rate (q)",
+        "Steps in the ledger",
+        "Steps in the weights",
+        "Expected batch",
+        "Divided by",
+        "Performed by the sampler",
+        "Assumed by the accountant",
+        "dp-accounting",
+        "For several records at once",
+        "Cost of tuning",
+        "Noise source",
+        "Epsilon, at least",
+        "SHA-256 of the settings",
+        "SHA-256 of ledger.jsonl",
+        "Policy",
+        "Test accuracy by epoch",
+        "Epsilon by epoch",
+        "Epsilon for every delta",
+        "Signed off",
+        "Configuration",
+    ):
+        assert words in page
+
+
+def test_hostile_strings_stay_text(folder):
+    edited(
+        folder / "config.json",
+        lambda config: config.update({"recipe": HOSTILE, HOSTILE: {"deep": [HOSTILE]}}),
+    )
+    edited(
+        folder / "settings.json",
+        lambda settings: (
+            settings.update(model=HOSTILE, clipping=HOSTILE, sampler=HOSTILE, momentum=HOSTILE),
+            settings["groups"][0].update(name=HOSTILE),
+            settings["versions"].update(torch=HOSTILE),
+        ),
+    )
+    line = {"epoch": 1, HOSTILE: 0.5, "test_loss": HOSTILE, "epsilon": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = audit(kind=HOSTILE)
+    place = write_for_folder(folder, audit=found)
+    page = place.read_text()
+    outline = Outline(page)
+    assert outline.names.count("script") == 1
+    assert "img" not in outline.names
+    assert not any(name.startswith("on") for name, _ in outline.attributes)
+    assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|\b49\b", page)
+    assert embedded(page)["config"]["recipe"] == HOSTILE
+
+
+def test_odd_numbers_are_shown_as_words():
+    lines = [
+        {"epoch": 1, "test_loss": float("nan"), "epsilon": float("inf")},
+        {"epoch": 2, "test_loss": 10**400, "test_accuracy": True, "epsilon": 1.0},
+        {"epoch": 3, "test_loss": 0.25},
+    ]
+    statement = trained().report(metrics=lines)
+    assert statement.metrics[0]["test_loss"] == "nan"
+    page = as_html(statement)
+    assert "infinity" in page
+    assert embedded(page)["metrics"][1]["test_loss"] == 10**400
+
+
+def test_metrics_without_an_epoch_are_refused():
+    with pytest.raises(ValueError, match=r"metrics\[0\] has no number of its epoch"):
+        trained().report(metrics=[{"test_loss": 1.0}])
+
+
+def test_a_chart_draws_every_point_within_its_frame():
+    chart = Chart("c", "A <title>", [(1, 0.2), (2, 0.9), (3, 0.4)], "epoch", "a&b", is_share=True)
+    svg = str(chart.svg())
+    assert "A &lt;title&gt;" in svg
+    assert "a&amp;b" in svg
+    points = re.search(r'points="([^"]*)"', svg)[1].split()
+    assert len(points) == 3
+    for point in points:
+        x, y = map(float, point.split(","))
+        assert 0 < x < 400
+        assert 0 < y < 250
+    heights = [float(point.split(",")[1]) for point in points]
+    assert heights[1] < heights[2] < heights[0]
+
+
+@pytest.mark.parametrize("points", [[(1, 0.0)], [(1, 5.0), (2, 5.0)], [(1, -3.0)], [(0, 1e-12)]])
+def test_flat_curves_are_drawn(points):
+    assert "polyline" in Chart("c", "t", points, "x", "y").svg()
+
+
+def test_nothing_is_drawn_of_nothing():
+    assert Chart("c", "t", [], "x", "y").svg() == ""
+    assert Chart("c", "t", [(1e-5, float("inf"))], "x", "y", is_log=True).svg() == ""
+
+
+def test_ticks_are_round():
+    assert ticks(0.0, 1.0) == pytest.approx([0.0, 0.5, 1.0])
+    assert ticks(3.0, 3.0) == [3.0]
+    assert decades(1e-12, 1e-2) == pytest.approx([1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12])
+
+
+def test_an_older_report_is_replaced(folder):
+    place = write_for_folder(folder)
+    assert place == folder / "report.html"
+    first = place.read_text()
+    place.write_text("old")
+    assert write_for_folder(folder).read_text()[:500] == first[:500]
+    assert not list(folder.glob(".*"))
+
+
+def test_the_template_is_packed():
+    for name in ("template.html", "style.css"):
+        assert files("quietgrad.report").joinpath(name).is_file()
+
+
+def luminance(color):
+    parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_contrast_is_enough_in_every_theme():
+    """WCAG AA asks for 4.5 to 1."""
+    style = files("quietgrad.report").joinpath("style.css").read_text()
+    themes = re.findall(r":root \{(.*?)\}", style, re.S)
+    assert len(themes) == 3
+    for theme in themes:
+        colors = {
+            name: value if len(value) == 7 else "#" + "".join(2 * each for each in value[1:])
+            for name, value in re.findall(r"--([\w-]+): (#\w+)", theme)
+        }
+        for text, ground in [
+            *((text, "paper") for text in ("ink", "quiet", "accent", "bad")),
+            *((text, "panel") for text in ("ink", "accent")),
+            *((text, "bad-panel") for text in ("ink", "bad")),
+            *((text, "soft-panel") for text in ("ink", "soft")),
+        ]:
+            light = sorted((luminance(colors[text]), luminance(colors[ground])))
+            assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (text, ground)

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "_checks": set(),
     "_files": set(),
     "_names": set(),
+    "_rounding": set(),
     "_version": set(),
     "errors": set(),
     "keystream": set(),
@@ -38,6 +39,7 @@ MAY_IMPORT["variance"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["diagnostics"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
+MAY_IMPORT["report"] = {"_checks", "_files", "_rounding", "_version", "accounting", "errors"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
@@ -48,11 +50,13 @@ MAY_IMPORT["runs"] = {"_files", "engine", "errors"}
 MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "nn", "strategies"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
+MAY_IMPORT["figures"] = {"_names", "clipping", "nn", "planning", "plots", "theory"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
     "benchmark",
     "recipes",
     "plots",
+    "figures",
     "cli",
 }  # quietgrad/__init__.py itself
 
@@ -99,7 +103,7 @@ def test_imports_follow_the_order(path):
     assert not wrong, f"{name_of(path)} must not import {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("part", ["accounting", "_checks", "errors", "plots", "progress"])
+@pytest.mark.parametrize("part", ["accounting", "_checks", "errors", "plots", "progress", "report"])
 def test_parts_without_torch(part):
     for path in MODULES:
         if part_of(name_of(path)) == part:

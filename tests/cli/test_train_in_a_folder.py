@@ -49,6 +49,10 @@ def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
         "ledger.jsonl",
         "checkpoint.pt",
         "result.json",
+        "settings.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
     }
     assert records(out) == updates(out) == 12
     config = json.loads((out / "config.json").read_text())

@@ -9,7 +9,22 @@ COMMANDS = {
     "train": LazyCommand(
         "quietgrad.cli.train",
         "train",
-        "Train RECIPE with differential privacy, and without for comparison.",
+        "Train RECIPE with differential privacy.",
+    ),
+    "compare": LazyCommand(
+        "quietgrad.cli.compare",
+        "compare",
+        "Train RECIPE with several clipping functions and compare.",
+    ),
+    "sweep": LazyCommand(
+        "quietgrad.cli.sweep",
+        "sweep",
+        "Train RECIPE with all values of one or two settings.",
+    ),
+    "recipes": LazyCommand(
+        "quietgrad.cli.recipes",
+        "recipes",
+        "Experiments that can be run by name.",
     ),
     "check": LazyCommand(
         "quietgrad.cli.check",
@@ -46,10 +61,20 @@ COMMANDS = {
         "bench",
         "Time and memory of a private step over a plain one.",
     ),
+    "figures": LazyCommand(
+        "quietgrad.cli.figures",
+        "figures",
+        "Draw the papers' figures that need no training.",
+    ),
     "data": LazyCommand(
         "quietgrad.cli.data",
         "data",
         "Data sets that recipes train on: what there is, and what is here.",
+    ),
+    "report": LazyCommand(
+        "quietgrad.cli.report",
+        "report",
+        "A statement for whoever must sign off the privacy of a run.",
     ),
     "ledger": LazyCommand(
         "quietgrad.cli.ledger",

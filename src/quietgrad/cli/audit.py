@@ -3,15 +3,12 @@
 import json
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import click
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor, nn
 
 from quietgrad import audit as audits
 from quietgrad import recipes
@@ -20,9 +17,10 @@ from quietgrad.cli.audit_plot import write_plot
 from quietgrad.cli.audit_report import Report
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.picture import require_drawable
-from quietgrad.cli.recipe_options import recipe_options
-from quietgrad.recipes import Recipe, Split
-from quietgrad.recipes.training import engine_options, optimizer
+from quietgrad.cli.recipe_options import place_options, recipe_options
+from quietgrad.cli.request import Asked
+from quietgrad.recipes import Places, Recipe, Split
+from quietgrad.recipes.training import losses_of, optimizer
 
 Kind = Literal["gradient", "example"]
 _CANARIES = 1000
@@ -31,6 +29,7 @@ _CANARIES = 1000
 @click.command(epilog=f"Recipes: {', '.join(recipes.names())}.")
 @click.argument("recipe", metavar="RECIPE")
 @recipe_options
+@place_options
 @click.option(
     "--kind",
     type=click.Choice(["gradient", "example"]),
@@ -69,6 +68,9 @@ def audit(
     seed: int | None,
     plot: Path | None,
     as_json: bool,
+    data_dir: Path | None,
+    model_dir: Path | None,
+    smoke: bool,
     **overrides: Any,
 ) -> None:
     """Test with canaries whether RECIPE is as private as it claims.
@@ -81,12 +83,13 @@ def audit(
     with refusals():
         if plot is not None:
             require_drawable(plot)
-        chosen = replace(recipes.load(recipe), **given)
-        split = chosen.load_data()
+        places = Places(data_dir, model_dir)
+        chosen = Asked(recipe, given, places, smoke, seed).resolved()
+        split = chosen.split(places)
         count = _default_canaries(kind, split) if canaries is None else canaries
-        with _progress(console, chosen.epochs * runs) as on_epoch:
+        with _progress(console, chosen.settings.epochs * runs) as on_epoch:
             result = audits.one_run(
-                _train(kind, chosen, split, count, seed, on_epoch),
+                _train(kind, chosen, places, split, count, seed, on_epoch),
                 canaries=count,
                 guesses=guesses,
                 confidence=confidence,
@@ -113,18 +116,19 @@ def _show(report: Report, console: Console, *, as_json: bool) -> None:
 def _train(
     kind: Kind,
     recipe: Recipe,
+    places: Places,
     split: Split,
     canaries: int,
     seed: int | None,
     on_epoch: Callable[[int], None],
 ) -> Train:
     parts: dict[str, Any] = {
-        "build_model": recipe.build_model,
+        "build_model": lambda: recipe.build_model(places),
         "dataset": split.train,
-        "losses": _losses,
-        "build_optimizer": lambda model: optimizer(recipe, model),
+        "losses": losses_of(recipe),
+        "build_optimizer": lambda model: optimizer(recipe.settings, model),
         "on_epoch": on_epoch,
-        **engine_options(recipe),
+        **recipe.settings.engine_options,
     }
     if kind == "gradient":
         return audits.gradient_canaries(**parts)
@@ -132,17 +136,12 @@ def _train(
     return audits.example_canaries(examples=examples, **parts)
 
 
-def _losses(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
 def _default_canaries(kind: Kind, split: Split) -> int:
     return _CANARIES if kind == "gradient" else len(cast(Sized, split.test))
 
 
 def _classes(split: Split) -> int:
-    return 1 + max(int(split.test[i][1]) for i in range(len(cast(Sized, split.test))))
+    return 1 + max(int(split.test[i][-1]) for i in range(len(cast(Sized, split.test))))
 
 
 @contextmanager

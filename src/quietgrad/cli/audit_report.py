@@ -33,7 +33,7 @@ class Report:
             "recipe": self.recipe.name,
             "kind": self.kind,
             "seed": self.seed,
-            "target_epsilon": self.recipe.epsilon,
+            "target_epsilon": self.recipe.settings.epsilon,
             **found,
             "claimed_epsilon": json_number(found["claimed_epsilon"]),
             "lower_bound": json_number(found["lower_bound"]),

@@ -1,6 +1,6 @@
 """What a finished comparison says, as a JSON object and as a table."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -8,6 +8,7 @@ from rich.table import Table
 from quietgrad import accounting
 from quietgrad.accounting import accountants
 from quietgrad.cli.rounding import printed
+from quietgrad.cli.scores import score, title
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe
 from quietgrad.recipes.training import Outcome
@@ -38,38 +39,40 @@ class Comparison:
         if list(events) == assumed:
             return None
         return accounting.profile(
-            assumed, accountant=self.recipe.accountant, adjacency=self.engine.ledger.adjacency
-        ).epsilon(self.recipe.delta)
+            assumed,
+            accountant=self.recipe.settings.accountant,
+            adjacency=self.engine.ledger.adjacency,
+        ).epsilon(self.recipe.settings.delta)
 
     @property
     def _guaranteed_epsilon(self) -> float:
-        return self.engine.ledger.epsilon(self.recipe.delta, accountant="pld")
+        return self.engine.ledger.epsilon(self.recipe.settings.delta, accountant="pld")
 
     @property
     def _is_guarantee(self) -> bool:
-        return accountants.resolve(self.recipe.accountant).is_guarantee
+        return accountants.resolve(self.recipe.settings.accountant).is_guarantee
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        recipe, engine = self.recipe, self.engine
+        settings, engine = self.recipe.settings, self.engine
         return {
-            "recipe": recipe.name,
+            "recipe": self.recipe.name,
             "seed": self.seed,
-            "epochs": recipe.epochs,
-            "batch_size": recipe.batch_size,
-            "learning_rate": recipe.learning_rate,
-            "clipping": recipe.clipping,
-            "grouping": recipe.grouping,
-            "private": asdict(self.private)
+            "epochs": settings.epochs,
+            "batch_size": settings.batch_size,
+            "learning_rate": settings.learning_rate,
+            "clipping": settings.clipping,
+            "grouping": settings.grouping,
+            "private": self.private.as_dict()
             | {
                 "epsilon": engine.epsilon(),
-                "target_epsilon": recipe.epsilon,
-                "delta": recipe.delta,
+                "target_epsilon": settings.epsilon,
+                "delta": settings.delta,
                 "noise_multiplier": engine.noise_multiplier,
-                "accountant": recipe.accountant,
+                "accountant": settings.accountant,
                 "is_guarantee": self._is_guarantee and self.seed is None,
                 "adjacency": engine.ledger.adjacency,
-                "sampling": recipe.sampling,
+                "sampling": settings.sampling,
                 "noise": engine.noise,
                 "sample_rate": engine.sample_rate,
                 "ledger_steps": engine.ledger.steps,
@@ -78,7 +81,7 @@ class Comparison:
                 "groups": len(engine.groups),
                 "sensitivity": engine.sensitivity,
             },
-            "non_private": None if self.ordinary is None else asdict(self.ordinary),
+            "non_private": None if self.ordinary is None else self.ordinary.as_dict(),
         }
 
     def as_table(self) -> Table:
@@ -104,7 +107,7 @@ class Comparison:
             )
         if not self._is_guarantee:
             found.append(
-                f"This epsilon is by {self.recipe.accountant}, an approximation and NOT a"
+                f"This epsilon is by {self.recipe.settings.accountant}, an approximation and NOT a"
                 f" guarantee. What holds is {printed(self._guaranteed_epsilon)}, by pld."
             )
         if self.epsilon_if_poisson is not None:
@@ -117,15 +120,20 @@ class Comparison:
         return found
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        recipe, engine, private, ordinary = self.recipe, self.engine, self.private, self.ordinary
-        spent = f"{printed(engine.epsilon(), up=self._is_guarantee)} of {recipe.epsilon:g}"
+        settings, engine = self.recipe.settings, self.engine
+        private, ordinary = self.private, self.ordinary
+        spent = f"{printed(engine.epsilon(), up=self._is_guarantee)} of {settings.epsilon:g}"
         spent += "" if self._is_guarantee else " (NOT a guarantee)"
         groups = _count(len(engine.groups), "group")
         return [
-            (
-                "test accuracy",
-                f"{private.test_accuracy:.1%}",
-                f"{ordinary.test_accuracy:.1%}" if ordinary else _NONE,
+            *(
+                (
+                    title(name),
+                    score(name, value),
+                    score(name, ordinary.scores[name]) if ordinary else _NONE,
+                )
+                for name, value in private.scores.items()
+                if name != "test_loss"
             ),
             (
                 "training time",
@@ -134,13 +142,17 @@ class Comparison:
             ),
             ("steps", str(private.steps), str(ordinary.steps) if ordinary else _NONE),
             ("epsilon spent", spent, "no bound"),
-            ("delta", f"{recipe.delta:g}", _NONE),
+            ("delta", f"{settings.delta:g}", _NONE),
             ("for", engine.ledger.adjacency, _NONE),
-            ("sampling", recipe.sampling, _NONE),
+            ("sampling", settings.sampling, _NONE),
             ("noise", engine.noise, _NONE),
-            ("noise multiplier", f"{engine.noise_multiplier:.3f} (by {recipe.accountant})", _NONE),
-            ("clipping", recipe.clipping, _NONE),
-            ("grouping", f"{recipe.grouping} ({groups})", _NONE),
+            (
+                "noise multiplier",
+                f"{engine.noise_multiplier:.3f} (by {settings.accountant})",
+                _NONE,
+            ),
+            ("clipping", settings.clipping, _NONE),
+            ("grouping", f"{settings.grouping} ({groups})", _NONE),
             ("sensitivity", f"{engine.sensitivity:g}", _NONE),
         ]
 

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from quietgrad.recipes.recipe import MissingExtraError, Recipe, Split
+from quietgrad.errors import MissingExtraError
+from quietgrad.recipes.images import made_images
+from quietgrad.recipes.recipe import Places, Recipe, Smoke, Split
+from quietgrad.recipes.settings import Settings
+from quietgrad.transforms import Crop
 
 _TRAIN_SIZE = 1437
 _SPLIT_SEED = 0
@@ -18,18 +22,23 @@ def digits() -> Recipe:
     """One convolution and one linear layer at epsilon 3."""
     return Recipe(
         name="digits",
+        summary="handwritten digits, 8x8, one convolution: nothing to fetch",
         load_data=load_data,
         build_model=build_model,
-        epochs=30,
-        batch_size=256,
-        learning_rate=0.16,
-        momentum=0.9,
-        epsilon=3.0,
-        delta=1e-4,  # below 1 / 1437
+        settings=Settings(
+            epochs=30,
+            batch_size=256,
+            learning_rate=0.16,
+            momentum=0.9,
+            epsilon=3.0,
+            delta=1e-4,  # below 1 / 1437
+        ),
+        smoke=Smoke(made_images(1, 8, 8)),
+        transform=Crop(1),
     )
 
 
-def load_data() -> Split:
+def load_data(places: Places) -> Split:
     """Images scaled to [0, 1], with labels, split the same way every time."""
     try:
         from sklearn.datasets import load_digits
@@ -53,7 +62,7 @@ class _Centre(nn.Module):
         return x - 0.5
 
 
-def build_model() -> nn.Module:
+def build_model(places: Places) -> nn.Module:
     """6,000 parameters: wider or deeper models gain less than the added noise costs."""
     return nn.Sequential(
         _Centre(),

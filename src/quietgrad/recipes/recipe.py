@@ -1,41 +1,152 @@
-"""What an experiment consists of: data, model, and every public constant of its training."""
+"""What an experiment consists of: data, model, task, and every public constant of its training."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
 
-from torch import nn
-from torch.utils.data import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
 
-from quietgrad.accounting import Adjacency
-from quietgrad.errors import MissingExtraError as MissingExtraError
+from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.tasks import Classification, Task
 
 
 @dataclass(frozen=True)
 class Split:
-    """Data sets of (input, label) pairs. Only `train` is what privacy is about."""
+    """Data sets of (input, ..., label) tuples. Only `train` is what privacy is about."""
 
     train: Dataset[Any]
     test: Dataset[Any]
 
 
 @dataclass(frozen=True)
+class Places:
+    """Folders of one's own, instead of what was fetched.
+
+    Attributes:
+        data: with the data set's usual files.
+        model: a pretrained model, as `transformers` saves it.
+    """
+
+    data: Path | None = None
+    model: Path | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A figure of a paper to compare with.
+
+    Attributes:
+        source: paper and table.
+        clipping: which clipping function it is for; "none" for training without privacy.
+        epsilon: at which it was measured; None without privacy.
+        value: of the recipe's metric, as a share of one.
+        tolerance: how far a mean of ours may fall below it, where the recipe is the paper's.
+        note: how the paper's experiment differs.
+    """
+
+    source: str
+    clipping: str
+    epsilon: float | None
+    value: float
+    tolerance: float = 0.01
+    note: str = ""
+
+
+LoadData = Callable[[Places], Split]
+BuildModel = Callable[[Places], nn.Module]
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """What stands for data and model in a run of seconds that fetches nothing.
+
+    Attributes:
+        load_data: makes a few random samples.
+        build_model: a small model of the same kind; None for the recipe's own.
+        changes: to the settings.
+    """
+
+    load_data: LoadData
+    build_model: BuildModel | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SMOKE_SETTINGS: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": 16,
+    "delta": 1e-3,
+    "physical_batch_size": None,
+}
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """The full configuration of an experiment; `dataclasses.replace` makes variants of it."""
+    """The full configuration of an experiment; `changed` makes variants of it.
+
+    Attributes:
+        name: by which it is run.
+        summary: one line.
+        load_data: the data, from where `Places` says.
+        build_model: a fresh model; its weights come from torch's generator or are public.
+        settings: all constants.
+        smoke: a small stand-in.
+        task: what is learnt, and how it is measured.
+        tuned: settings that belong to another clipping function, by its name.
+        references: figures of papers.
+        transform: makes random views of inputs, for `views`.
+    """
 
     name: str
-    load_data: Callable[[], Split]
-    build_model: Callable[[], nn.Module]
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float
-    epsilon: float
-    delta: float
-    clipping: str = "auto-s"
-    grouping: str = "all-layer"
-    physical_batch_size: int | None = None
-    sampling: str = "poisson"
-    adjacency: Adjacency | None = None
-    accountant: str = "pld"
-    noise: str = "secure"
+    summary: str
+    load_data: LoadData
+    build_model: BuildModel
+    settings: Settings
+    smoke: Smoke
+    task: Task = field(default_factory=Classification)
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    references: tuple[Reference, ...] = ()
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """With other settings. Another clipping function brings those that are tuned for it."""
+        tuned = self.tuned.get(changes.get("clipping", ""), {})
+        return replace(self, settings=replace(self.settings, **{**tuned, **changes}))
+
+    def split(self, places: Places) -> Split:
+        """The data, cut to the first samples if the settings say so."""
+        split, limit = self.load_data(places), self.settings.limit
+        if limit is None:
+            return split
+        size = len(cast(Sized, split.train))
+        if not 1 <= limit <= size:
+            raise ValueError(f"limit={limit}: expected 1 to {size}, of which {self.name} consists")
+        return replace(split, train=Subset(split.train, range(limit)))
+
+    def small(self) -> "Recipe":
+        """The smoke run: made data, a small model, one epoch."""
+        smoke = self.smoke
+        settings = replace(self.settings, **{**_SMOKE_SETTINGS, **smoke.changes})
+        build_model = smoke.build_model or self.build_model
+        return replace(
+            self, load_data=smoke.load_data, build_model=build_model, settings=settings, tuned={}
+        )
+
+    def reference(self, clipping: str, epsilon: float | None) -> Reference | None:
+        """The paper's figure for this clipping function and epsilon, if it has one."""
+        for each in self.references:
+            if (each.clipping, each.epsilon) == (clipping, epsilon):
+                return each
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name, settings and references as plain data."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "metric": self.task.metric,
+            "settings": asdict(self.settings),
+            "tuned": {name: dict(changes) for name, changes in self.tuned.items()},
+            "references": [asdict(each) for each in self.references],
+        }

@@ -1,44 +1,59 @@
 """Two training loops for one recipe: with privacy and without."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.optim import SGD
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_positive
+from quietgrad._names import unknown_name
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe, Split
+from quietgrad.recipes.settings import Settings
+from quietgrad.variance import SelfAugmentation
+
+Scores = dict[str, float]
+_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "nadam": NAdam}
+OPTIMIZERS = ("sgd", *_OPTIMIZERS)
 
 
 @dataclass(frozen=True)
 class EpochReport:
     """How training stands after an epoch. All of it may be shown.
 
-    Loss and accuracy are of the held-out test set: the training loss would be read from private
-    data without any noise.
+    Scores are of the held-out test set: the training loss would be read from private data without
+    any noise.
     """
 
     epoch: int
-    test_loss: float
-    test_accuracy: float
+    steps: int
+    scores: Scores
     epsilon: float | None
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a line of metrics."""
+        return _flat(asdict(self))
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How training ended. `seconds` are those of the steps, without evaluation and accounting."""
 
-    test_loss: float
-    test_accuracy: float
+    scores: Scores
     steps: int
     seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Scores beside the rest."""
+        return _flat(asdict(self))
 
 
 OnEpoch = Callable[[EpochReport], None]
@@ -54,23 +69,36 @@ def attach(
     ledger: Path | None = None,
 ) -> PrivacyEngine:
     """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
+    settings = recipe.settings
+    # With inner momentum the engine itself carries what was released before.
+    momentum = settings.momentum if settings.inner_steps is None else 0.0
     return PrivacyEngine(
         model,
-        optimizer(recipe, model),
+        optimizer(settings, model, momentum=momentum),
         split.train,
         ledger=ledger,
         seed=seed,
-        **engine_options(recipe),
+        **settings.engine_options,
     )
 
 
-def engine_options(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says about its engine."""
-    names = (
-        "batch_size epochs epsilon delta clipping grouping physical_batch_size sampling adjacency"
-        " accountant noise"
-    )
-    return {name: getattr(recipe, name) for name in names.split()}
+def losses_of(recipe: Recipe) -> Callable[[nn.Module, Sequence[Tensor]], Tensor]:
+    """The task's losses; with several views of each sample, the mean over them."""
+    if recipe.settings.views == 1:
+        return recipe.task.losses
+    if recipe.transform is None:
+        raise ValueError(
+            f"recipe {recipe.name!r} has no random views: leave --views out, or choose a recipe"
+            " for images"
+        )
+    several = SelfAugmentation(recipe.transform, recipe.settings.views, keep_original=True)
+
+    def losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        samples, *others = batch
+        views = [several(samples), *(several.repeated(column) for column in others)]
+        return several.mean(recipe.task.losses(model, views))
+
+    return losses
 
 
 def train_private(
@@ -87,64 +115,96 @@ def train_private(
     It ends with the last epoch, or when the budget is spent, which is earlier if an interruption
     lost updates that were recorded.
     """
-    seconds = 0.0
-    report = _report(engine.epochs_completed, model, split, engine.epsilon())
-    while engine.has_budget and engine.epochs_completed < recipe.epochs:
+    losses = losses_of(recipe)
+    seconds, scores = 0.0, None
+    while engine.has_budget and engine.epochs_completed < recipe.settings.epochs:
         started = time.perf_counter()
         for batch in engine.batches():
-            for x, y in batch:
-                engine.backward(F.cross_entropy(model(x), y, reduction="none"))
+            for columns in batch:
+                engine.backward(partial(losses, model, columns))
             engine.step()
             on_step()
         seconds += time.perf_counter() - started
-        report = _report(engine.epochs_completed, model, split, engine.epsilon())
-        on_epoch(report)
+        scores = _scores(recipe, model, split)
+        spent = engine.epsilon()
+        on_epoch(EpochReport(engine.epochs_completed, engine.steps_taken, scores, spent, seconds))
+    scores = scores or _scores(recipe, model, split)
     engine.detach()
-    return Outcome(report.test_loss, report.test_accuracy, engine.steps_taken, seconds)
+    return Outcome(scores | _final_scores(recipe, model, split), engine.steps_taken, seconds)
 
 
 def train_ordinary(
-    recipe: Recipe, split: Split, model: nn.Module, *, seed: int | None, on_epoch: OnEpoch
+    recipe: Recipe,
+    split: Split,
+    model: nn.Module,
+    *,
+    seed: int | None,
+    on_epoch: OnEpoch,
+    on_step: OnStep = lambda: None,
 ) -> Outcome:
     """Train the same way without clipping and noise, on shuffled batches: what privacy costs."""
-    seconds = 0.0
-    sgd = optimizer(recipe, model)
-    loader = DataLoader(split.train, recipe.batch_size, shuffle=True, generator=_generator(seed))
-    for epoch in range(1, recipe.epochs + 1):
+    settings = recipe.settings
+    losses = losses_of(recipe)
+    updates = optimizer(settings, model, rate=settings.ordinary_learning_rate)
+    loader = DataLoader(split.train, settings.batch_size, shuffle=True, generator=_generator(seed))
+    seconds, scores = 0.0, Scores()
+    for epoch in range(1, settings.epochs + 1):
         started = time.perf_counter()
-        for x, y in loader:
-            sgd.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            sgd.step()
+        for columns in loader:
+            updates.zero_grad()
+            losses(model, columns).mean().backward()
+            updates.step()
+            on_step()
         seconds += time.perf_counter() - started
-        report = _report(epoch, model, split, epsilon=None)
-        on_epoch(report)
-    return Outcome(report.test_loss, report.test_accuracy, recipe.epochs * len(loader), seconds)
+        scores = _scores(recipe, model, split)
+        on_epoch(EpochReport(epoch, epoch * len(loader), scores, None, seconds))
+    scores = scores | _final_scores(recipe, model, split)
+    return Outcome(scores, settings.epochs * len(loader), seconds)
 
 
-def optimizer(recipe: Recipe, model: nn.Module) -> SGD:
-    """As the recipe says, over all parameters of a model."""
-    rate = require_positive("learning_rate", recipe.learning_rate)
-    return SGD(model.parameters(), lr=rate, momentum=recipe.momentum)
+def optimizer(
+    settings: Settings,
+    model: nn.Module,
+    *,
+    rate: float | None = None,
+    momentum: float | None = None,
+) -> Optimizer:
+    """As the settings say, over all trained parameters of a model."""
+    rate = require_positive("learning_rate", settings.learning_rate if rate is None else rate)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decay = settings.weight_decay
+    if settings.optimizer == "sgd":
+        kept = settings.momentum if momentum is None else momentum
+        return SGD(trained, lr=rate, momentum=kept, weight_decay=decay)
+    if settings.optimizer not in _OPTIMIZERS:
+        raise unknown_name("optimizer", settings.optimizer, OPTIMIZERS)
+    if settings.inner_steps is not None:
+        raise ValueError(f"inner momentum is for sgd, not {settings.optimizer}: leave one out")
+    return _OPTIMIZERS[settings.optimizer](trained, lr=rate, weight_decay=decay)
 
 
 def _generator(seed: int | None) -> torch.Generator | None:
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
-def _report(epoch: int, model: nn.Module, split: Split, epsilon: float | None) -> EpochReport:
-    loss, accuracy = _evaluate(model, split)
-    return EpochReport(epoch, loss, accuracy, epsilon)
-
-
-@torch.no_grad()
-def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
+def _scores(recipe: Recipe, model: nn.Module, split: Split) -> Scores:
     model.eval()
-    loss = correct = total = 0.0
-    for x, y in DataLoader(split.test, batch_size=512):
-        logits = model(x)
-        loss += F.cross_entropy(logits, y, reduction="sum").item()
-        correct += (logits.argmax(dim=1) == y).sum().item()
-        total += len(y)
+    scores = recipe.task.scores(model, split.test)
     model.train()
-    return loss / total, correct / total
+    return _of_test(scores)
+
+
+def _final_scores(recipe: Recipe, model: nn.Module, split: Split) -> Scores:
+    model.eval()
+    scores = recipe.task.final_scores(model, split.test)
+    model.train()
+    return _of_test(scores)
+
+
+def _of_test(scores: Scores) -> Scores:
+    return {f"test_{name}": value for name, value in scores.items()}
+
+
+def _flat(report: dict[str, Any]) -> dict[str, Any]:
+    scores = report.pop("scores")
+    return {**scores, **report}

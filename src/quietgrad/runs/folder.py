@@ -1,4 +1,4 @@
-"""A run in a folder: what it was asked to do, its ledger, and its last checkpoint.
+"""A run in a folder: what it was asked to do, its ledger, its last checkpoint, what came of it.
 
 The ledger is on disk before each update is made, and a checkpoint replaces the last one in a single
 move. So a process that is killed at any moment leaves a folder from which the run can go on, and
@@ -6,19 +6,17 @@ whose ledger covers every update in its weights.
 """
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
+from torch import nn
 
 from quietgrad._files import replace_file
-from quietgrad.engine import PrivacyEngine
 from quietgrad.engine.state import read_state
 from quietgrad.errors import QuietgradError
-
-_SAVING_SHARE = 20  # at most one twentieth of the time goes into saving
 
 
 class RunFolderError(QuietgradError):
@@ -26,7 +24,11 @@ class RunFolderError(QuietgradError):
 
 
 class RunFolder:
-    """`config.json`, `ledger.jsonl`, `checkpoint.pt` and in the end `result.json` in one folder.
+    """The files of a run.
+
+    `config.json`, what it was asked to do; `settings.json`, what its engine is; `ledger.jsonl`,
+    what was released; `checkpoint.pt`, from where it goes on; `metrics.jsonl`, a line for each
+    epoch; and in the end `model.safetensors`, `result.json` and `report.html`.
 
     Args:
         path: the folder; `begin` makes it.
@@ -79,6 +81,29 @@ class RunFolder:
                 f"{self.path} cannot be made ({error}): expected a place for a folder"
             ) from error
 
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """Keep what only the engine knows, for the report."""
+        _write_json(self.path / "settings.json", settings)
+
+    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the figures of an epoch, as a line of JSON."""
+        with self._metrics.open("a") as stream:
+            stream.write(json.dumps(metrics) + "\n")
+
+    def keep_metrics_until(self, epoch: int) -> None:
+        """Drop the figures of later epochs: an interruption undid them."""
+        if self._metrics.exists():
+            lines = self._metrics.read_text().splitlines(keepends=True)
+            kept = "".join(line for line in lines if _epoch_of(line) <= epoch)
+            replace_file(self._metrics, lambda stream: stream.write(kept.encode()))
+
+    def save_model(self, model: nn.Module) -> None:
+        """Keep the trained weights, in `model.safetensors`."""
+        path = self.path / "model.safetensors"
+        unfinished = path.with_suffix(".unfinished")
+        save_model(model, str(unfinished))
+        unfinished.replace(path)
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """Keep what came out of the run, in `result.json`."""
         _write_json(self.path / "result.json", result)
@@ -98,37 +123,22 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
     def _checkpoint(self) -> Path:
         return self.path / "checkpoint.pt"
-
-
-class Checkpointer:
-    """Saves a run as often as can be done in passing: the cheaper it is, the less is ever lost.
-
-    Args:
-        folder: where to save.
-        engine: what to save.
-    """
-
-    def __init__(self, folder: RunFolder, engine: PrivacyEngine) -> None:
-        self._folder = folder
-        self._engine = engine
-        self._saved_at = 0.0
-        self._cost = 0.0
-
-    def save(self) -> None:
-        """Save now."""
-        started = time.perf_counter()
-        self._folder.save(self._engine.state_dict())
-        self._saved_at = time.perf_counter()
-        self._cost = self._saved_at - started
-
-    def save_if_due(self) -> None:
-        """Save, unless saving would take more than its share of the time."""
-        if time.perf_counter() - self._saved_at >= _SAVING_SHARE * self._cost:
-            self.save()
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2) + "\n"
     replace_file(path, lambda stream: stream.write(text.encode()))
+
+
+def _epoch_of(line: str) -> float:
+    """The number in a line; infinite for one that was cut."""
+    try:
+        return float(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,0 +1,15 @@
+"""Scores as people read them."""
+
+_IN_PER_CENT = ("accuracy", "f1")
+
+
+def title(name: str) -> str:
+    """Of a column or row."""
+    return name.replace("_", " ")
+
+
+def score(name: str, value: float) -> str:
+    """Shares in per cent, everything else as a number."""
+    if name.endswith(_IN_PER_CENT):
+        return f"{value:.1%}"
+    return f"{value:.3f}"

@@ -1,0 +1,78 @@
+"""Does a person earn more than 50,000 dollars? A table of the census of 1994, and an MLP."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from quietgrad import data
+from quietgrad.recipes.recipe import Places, Recipe, Smoke, Split
+from quietgrad.recipes.settings import Settings
+
+_NUMBERS = 6
+_CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
+
+
+def adult() -> Recipe:
+    """20 epochs in batches of 1,000 at epsilon 3."""
+    return Recipe(
+        name="adult",
+        summary="income over 50,000 dollars from a census table, MLP",
+        load_data=load_data,
+        build_model=lambda places: TableClassifier(_NUMBERS, _CATEGORIES),
+        settings=Settings(
+            epochs=20,
+            batch_size=1000,
+            learning_rate=0.5,
+            momentum=0.9,
+            epsilon=3.0,
+            delta=1e-5,
+        ),
+        smoke=Smoke(_made),
+    )
+
+
+class TableClassifier(nn.Module):
+    """Numbers as they are, a vector for each category, two layers.
+
+    Args:
+        numbers: of columns with numbers.
+        categories: how many each other column has.
+        hidden: size of the hidden layer.
+        vector: size of a category's vector.
+    """
+
+    def __init__(
+        self, numbers: int, categories: tuple[int, ...], hidden: int = 64, vector: int = 4
+    ) -> None:
+        super().__init__()
+        self.vectors = nn.ModuleList(nn.Embedding(size, vector) for size in categories)
+        self.layers = nn.Sequential(
+            nn.Linear(numbers + vector * len(categories), hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, 2),
+        )
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        """Rows of both kinds of columns to logits."""
+        columns = zip(self.vectors, categories.unbind(1), strict=True)
+        parts = [numbers, *(vector(column) for vector, column in columns)]
+        logits: Tensor = self.layers(torch.cat(parts, 1))
+        return logits
+
+
+def load_data(places: Places) -> Split:
+    """The official split."""
+    table = data.load("adult", places.data)
+    return Split(
+        train=TensorDataset(table.train_numbers, table.train_categories, table.train_labels),
+        test=TensorDataset(table.test_numbers, table.test_categories, table.test_labels),
+    )
+
+
+def _made(places: Places) -> Split:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.rand(64, _NUMBERS, generator=generator)
+    columns = [torch.randint(size, (64,), generator=generator) for size in _CATEGORIES]
+    labels = torch.randint(2, (64,), generator=generator)
+    made = TensorDataset(numbers, torch.stack(columns, 1), labels)
+    return Split(train=made, test=made)

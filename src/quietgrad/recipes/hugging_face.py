@@ -1,0 +1,130 @@
+"""Models and tokenizers of `transformers`, from local folders only."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from quietgrad import data
+from quietgrad.errors import MissingExtraError
+from quietgrad.recipes.recipe import LoadData, Places, Split
+
+
+def transformers() -> Any:
+    """The library.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("transformers", "transformers") from error
+    return transformers
+
+
+def encoder_folder(places: Places) -> Path:
+    """The folder that was given, or MiniLM's if it was fetched."""
+    return places.model or data.pretrained_folder("minilm")
+
+
+def tokenizer(folder: Path) -> Any:
+    """Of a model in a folder."""
+    found = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if found.pad_token is None:
+        found.pad_token = found.eos_token
+    return found
+
+
+def token_ids(
+    folder: Path, texts: list[str], pairs: list[str] | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens ``[N, length]`` and which of them count, each text by itself."""
+    encoded = tokenizer(folder)(
+        texts,
+        pairs,
+        truncation=True,
+        padding="max_length",
+        max_length=length,
+        return_tensors="pt",
+    )
+    return encoded["input_ids"], encoded["attention_mask"]
+
+
+class EncoderClassifier(nn.Module):
+    """A pretrained encoder, the mean of its last states, and a linear layer.
+
+    Args:
+        encoder: of `transformers`.
+        classes: number of logits.
+    """
+
+    def __init__(self, encoder: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        size: int = encoder.config.hidden_size  # type: ignore[union-attr, assignment]
+        self.head = nn.Linear(size, classes)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Tokens ``[B, T]`` and which of them count, to logits ``[B, classes]``."""
+        states = self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
+        counted = mask.unsqueeze(-1).to(states.dtype)
+        logits: Tensor = self.head((states * counted).sum(1) / counted.sum(1).clamp(min=1))
+        return logits
+
+
+def pretrained_encoder(folder: Path) -> nn.Module:
+    """Without its pooler, which these classifiers do not use."""
+    options: dict[str, Any] = {"local_files_only": True}
+    config = transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+    if hasattr(config, "pooler_fc_size") or config.model_type in ("bert", "roberta"):
+        options["add_pooling_layer"] = False
+    encoder: nn.Module = transformers().AutoModel.from_pretrained(folder, **options)
+    return encoder
+
+
+def small_encoder(vocabulary: int) -> nn.Module:
+    """With random weights, for smoke runs."""
+    library = transformers()
+    config = library.BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    encoder: nn.Module = library.BertModel(config, add_pooling_layer=False)
+    return encoder
+
+
+def with_adapters(encoder: nn.Module, rank: int) -> nn.Module:
+    """Low-rank adapters in the attention; all else is frozen (LoRA, Hu et al. 2022)."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingExtraError("peft", "transformers") from error
+    adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["query", "value"])
+    adapted: nn.Module = get_peft_model(encoder, adapters)
+    return adapted
+
+
+def with_biases_only(encoder: nn.Module) -> nn.Module:
+    """Biases are trained, all else is frozen (BitFit, Ben Zaken et al. 2022)."""
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return encoder
+
+
+def made_tokens(*, length: int, vocabulary: int, classes: int, samples: int = 32) -> LoadData:
+    """Makes random tokens with masks and labels, for smoke runs."""
+
+    def load_data(places: Places) -> Split:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocabulary, (samples, length), generator=generator)
+        labels = torch.randint(classes, (samples,), generator=generator)
+        made = TensorDataset(tokens, torch.ones_like(tokens), labels)
+        return Split(train=made, test=made)
+
+    return load_data

@@ -11,7 +11,7 @@ CHECKED := src tests $(wildcard benchmarks examples)
 setup: $(VENV)/.stamp-setup
 
 demo: $(VENV)/.stamp-demo
-	$(BIN)/quietgrad train digits
+	$(BIN)/quietgrad train digits --baseline
 
 # Two worker processes with one thread each: more threads than cores only slow the workers down.
 test: lint

@@ -1,6 +1,7 @@
 """One recipe trained several times: with other settings, with other seeds."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -125,7 +126,9 @@ def make(
 
 
 def _private(recipe: Recipe, split: Split, model: nn.Module, seed: int, showing: Showing) -> Trial:
-    engine = attach(recipe, split, model, seed=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "seed=.*protects nobody")  # said once for all trials
+        engine = attach(recipe, split, model, seed=seed)
     with showing(recipe, engine.planned_steps or 0) as shown:
         outcome = train_private(
             recipe, split, model, engine, on_epoch=shown.on_epoch, on_step=shown.on_step

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from quietgrad import recipes
+from quietgrad.cli import main
 
 from .helpers import run, run_json, text_of
 
@@ -94,3 +96,18 @@ def test_a_resumed_run_lists_all_that_differs(tmp_path):
     said = text_of(again)
     for expected in ("recipe='digits', not 'mnist'", "epochs=1, not 7", "seed=0, not 1"):
         assert expected in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script(shell):
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert "_QUIETGRAD_COMPLETE" in result.output
+
+
+def test_shells_complete_commands_and_recipes(monkeypatch):
+    complete = {"_QUIETGRAD_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
+    for name, value in {**complete, "COMP_WORDS": "quietgrad train fashion"}.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(main, [], prog_name="quietgrad")
+    assert "fashion-mnist-scattering" in result.output

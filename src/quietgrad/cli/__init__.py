@@ -81,6 +81,11 @@ COMMANDS = {
         "ledger",
         "What a ledger file says was done and spent.",
     ),
+    "completion": LazyCommand(
+        "quietgrad.cli.completion",
+        "completion",
+        "A script for the shell, to be read at its start.",
+    ),
 }
 
 

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from quietgrad import audit as audits
-from quietgrad import recipes
 from quietgrad.audit import Train
 from quietgrad.cli.audit_plot import write_plot
 from quietgrad.cli.audit_report import Report
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.picture import require_drawable
-from quietgrad.cli.recipe_options import place_options, recipe_options
+from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
 from quietgrad.cli.request import Asked
 from quietgrad.recipes import Places, Recipe, Split
 from quietgrad.recipes.training import losses_of, optimizer
@@ -26,8 +25,8 @@ Kind = Literal["gradient", "example"]
 _CANARIES = 1000
 
 
-@click.command(epilog=f"Recipes: {', '.join(recipes.names())}.")
-@click.argument("recipe", metavar="RECIPE")
+@click.command(epilog="Recipes: see `quietgrad recipes`.")
+@recipe_argument
 @recipe_options
 @place_options
 @click.option(

@@ -11,7 +11,7 @@ from quietgrad import clipping as clippings
 from quietgrad._checks import require_count
 from quietgrad.cli.compare_report import Column, Report
 from quietgrad.cli.failures import refusals
-from quietgrad.cli.recipe_options import place_options, recipe_options
+from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
 from quietgrad.cli.request import Asked
 from quietgrad.cli.trials import Bench, kept_trials, out_options
 from quietgrad.recipes import Places, Recipe
@@ -21,7 +21,7 @@ _COMPARED = "abadi,auto-s,psac"
 
 
 @click.command(epilog="Recipes: see `quietgrad recipes`.")
-@click.argument("recipe", metavar="RECIPE")
+@recipe_argument
 @recipe_options
 @place_options
 @click.option("--seeds", type=int, default=5, show_default=True, help="Trainings of each.")

@@ -5,13 +5,22 @@ from pathlib import Path
 
 import click
 
-from quietgrad import accounting, clipping, grouping, noise, sampling
+from quietgrad import accounting, clipping, grouping, noise, recipes, sampling
 from quietgrad.cli.failures import Refusal
 from quietgrad.cli.options import one_of
 from quietgrad.grouping.registry import AUTO
 from quietgrad.recipes.training import OPTIMIZERS
 
 Option = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def recipe_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """The recipe's name, which shells can complete."""
+    return click.argument("recipe", metavar="RECIPE", shell_complete=_begun)(command)
+
+
+def _begun(context: click.Context, argument: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in recipes.names() if name.startswith(incomplete)]
 
 
 def recipe_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from quietgrad._checks import require_count
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.intervals import interval
 from quietgrad.cli.picture import write_figure
-from quietgrad.cli.recipe_options import place_options, recipe_options
+from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
 from quietgrad.cli.request import Asked
 from quietgrad.cli.sweep_axes import Axis, axes_of
 from quietgrad.cli.sweep_report import Report, Scores
@@ -23,7 +23,7 @@ from quietgrad.recipes import Places, Recipe
 
 
 @click.command(epilog="Recipes: see `quietgrad recipes`.")
-@click.argument("recipe", metavar="RECIPE")
+@recipe_argument
 @recipe_options
 @place_options
 @click.option(

@@ -13,7 +13,7 @@ from torch import nn
 
 from quietgrad.cli.failures import Stopped, refusals
 from quietgrad.cli.live import live
-from quietgrad.cli.recipe_options import place_options, recipe_options
+from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
 from quietgrad.cli.request import Asked, Request, prepare
 from quietgrad.cli.summary import Comparison
 from quietgrad.engine import PrivacyEngine
@@ -32,7 +32,7 @@ from quietgrad.runs.events import EventWriter
 
 
 @click.command(epilog="Recipes: see `quietgrad recipes`.")
-@click.argument("recipe", metavar="RECIPE")
+@recipe_argument
 @recipe_options
 @place_options
 @click.option("--seed", type=int, help="Reproducible, and therefore NOT private: tests only.")

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from quietgrad.nn import tanh_cnn_28
 from quietgrad.recipes.images import image_split, made_images
+from quietgrad.recipes.mnist import build_model
 from quietgrad.recipes.recipe import Recipe, Reference, Smoke
 from quietgrad.recipes.scattering import features_of_size, scattering_split
 from quietgrad.recipes.settings import Settings
@@ -20,7 +20,7 @@ def fashion_mnist() -> Recipe:
         name="fashion-mnist",
         summary="pieces of clothing, 28x28, tanh CNN",
         load_data=image_split("fashion-mnist"),
-        build_model=lambda places: tanh_cnn_28(),
+        build_model=build_model,
         settings=Settings(
             epochs=40,
             batch_size=2048,

@@ -1,5 +1,6 @@
 """MNIST with the tanh CNN: the classic of private learning."""
 
+import torch
 from torch import nn
 
 from quietgrad.nn import tanh_cnn_28
@@ -39,5 +40,6 @@ def mnist() -> Recipe:
 
 
 def build_model(places: Places) -> nn.Module:
-    """26,010 parameters."""
-    return tanh_cnn_28()
+    """26,010 parameters. Pooling is several times as fast with channels last."""
+    model: nn.Module = tanh_cnn_28()
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

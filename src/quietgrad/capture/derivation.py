@@ -197,7 +197,8 @@ def _broadcast_source(
 
 
 def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, tensor._version
+    """Without its graph: an operation that saves its own output would hold itself for ever."""
+    return tensor.detach(), tensor._version
 
 
 def _if_unchanged(saved: tuple[Tensor, int]) -> Tensor:

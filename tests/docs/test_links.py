@@ -1,0 +1,58 @@
+"""Links of the documents lead to files that are there, and to headings that are in them."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.docs.blocks import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for link in links_of(page):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert target.is_relative_to(ROOT), f"{link}: leads out of the project"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{link}: there is no such heading"
+
+
+def test_every_page_can_be_reached_from_the_front_page():
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        paths = (link.partition("#")[0] for link in links_of(page) if "://" not in link)
+        waiting += [(page.parent / path).resolve() for path in paths if path]
+    unreachable = [page.relative_to(ROOT).as_posix() for page in PAGES if page not in seen]
+    assert not unreachable
+
+
+def test_what_is_wrong_would_be_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c!\n[x](there.md#y) `[no](link)`\n```\n[nor](this)\n# no\n```\n")
+    assert links_of(page) == ["there.md#y"]
+    assert anchors_of(page) == {"a-b-c"}
+
+
+def links_of(page: Path) -> list[str]:
+    return _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8")))
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """Headings as GitHub spells them in addresses."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
+    return {heading.strip().replace(" ", "-") for heading in plain}

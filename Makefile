@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The constraints are not optional: they pin the torch build that is tested.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-CHECKED := src tests $(wildcard benchmarks examples)
+CHECKED := src tests $(wildcard benchmarks examples docs/*.py)
 
-.PHONY: setup demo test lint bench clean distclean
+.PHONY: setup demo test lint bench docs clean distclean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.stamp-setup
@@ -24,6 +24,10 @@ lint: setup
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/quietgrad bench --rounds 5 --out docs/benchmarks
+
+# The API reference, from docstrings: build/docs/index.html.
+docs: $(VENV)/.stamp-docs
+	$(BIN)/python docs/build_api.py build/docs
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -46,4 +50,8 @@ $(VENV)/.stamp-setup: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.stamp-bench: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[bench]'
+	touch $@
+
+$(VENV)/.stamp-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[docs]'
 	touch $@

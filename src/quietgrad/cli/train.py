@@ -62,8 +62,8 @@ def train(
 ) -> None:
     """Train RECIPE with differential privacy.
 
-    The run is kept in a folder: config.json, ledger.jsonl, checkpoint.pt, metrics.jsonl,
-    model.safetensors, result.json and report.html.
+    The run is kept in a folder: config.json, settings.json, ledger.jsonl, checkpoint.pt,
+    metrics.jsonl, model.safetensors, result.json and report.html.
     """
     console = Console(quiet=as_json)
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -106,6 +106,7 @@ def _compared(
             engine,
             on_epoch=_telling(shown.on_epoch, request.folder.add_metrics, events),
             on_step=_both(on_step, shown.on_step),
+            seconds=request.folder.keep_metrics_until(engine.epochs_completed),
         )
     request.folder.save_model(model)
     ordinary = None
@@ -136,7 +137,6 @@ def _attached(request: Request, split: Split, model: nn.Module) -> PrivacyEngine
         engine.load_state_dict(request.state)
     _ = engine.noise_multiplier  # refuses a target that what the ledger holds already exceeds
     folder.describe(engine.settings())
-    folder.keep_metrics_until(engine.epochs_completed)
     return engine
 
 

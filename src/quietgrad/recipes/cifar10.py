@@ -13,7 +13,7 @@ from quietgrad.recipes.scattering import features_of_size, scattering_split
 from quietgrad.recipes.settings import Settings
 from quietgrad.transforms import Chain, Crop, Flip
 
-_BIAS = '"Theory and Practice of Differentially Private Learning via Clipping Bias Reduction"'
+_BIAS = '"A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction"'
 _PAPERS = '"Automatic Clipping", Table 1; "Per-Sample Adaptive Clipping", Table 1'
 _SIDE, _RESNET18_FEATURES = 96, 512
 _LONGER = "60 epochs in batches of 2,000"

@@ -138,8 +138,19 @@ def _gpt2(words: int, *, width: int, layers: int, heads: int) -> nn.Module:
     return model
 
 
+class _Numbers:
+    """Stands for a tokenizer in smoke runs: every token is a word, its number."""
+
+    pad_token_id = 0
+
+    def batch_decode(self, rows: Tensor, skip_special_tokens: bool) -> list[str]:
+        return [" ".join(map(str, row.tolist())) for row in rows]
+
+
 def _made(places: Places) -> Split:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(_WORDS, (32, 8), generator=generator)
     made = TensorDataset(tokens, tokens)
-    return Split(train=made, test=TestTexts(made, None))
+    asked = tokens[:4, :4]
+    prompts = Prompts(asked, torch.ones_like(asked), [["1 2"], ["3 4", "5"]] * 2, _Numbers(), 4)
+    return Split(train=made, test=TestTexts(made, prompts))

@@ -24,7 +24,7 @@ def feature_split(name: str, kind: str, extractor: Callable[[], Extract]) -> Loa
 
     Args:
         name: of the data set.
-        kind: of the features, for the name of the file that keeps them.
+        kind: of the features, with all they depend on: the file that keeps them is named so.
         extractor: makes the function from images of bytes to rows of features. It looks at each
             image alone: a statistic of several would be read from private data.
     """

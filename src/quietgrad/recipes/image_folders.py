@@ -13,7 +13,7 @@ from quietgrad.recipes.settings import Settings
 from quietgrad.transforms import Chain, Crop, Flip
 
 _PAPERS = '"Automatic Clipping", Table 1; "Per-Sample Adaptive Clipping", Table 1'
-_BIAS = '"Theory and Practice of Differentially Private Learning via Clipping Bias Reduction"'
+_BIAS = '"A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction"'
 _VIT_SIDE = 224
 _FEW = {"batch_size": 4}
 

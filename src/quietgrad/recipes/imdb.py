@@ -13,7 +13,7 @@ from quietgrad.recipes.settings import Settings
 _LENGTH = 128
 _DIMENSIONS = 100
 _WORDS = 50  # in smoke runs
-_BIAS = '"Theory and Practice of Differentially Private Learning via Clipping Bias Reduction"'
+_BIAS = '"A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction"'
 _VECTORS = "other word vectors, the official split"
 
 

@@ -13,7 +13,7 @@ _STEP = 4
 
 def scattering_split(name: str, size: int) -> LoadData:
     """Loads scattering features of a data set of square images."""
-    return feature_split(name, "scattering", lambda: _extractor(size))
+    return feature_split(name, f"scattering-2-8-{_GROUPS}", lambda: _extractor(size))
 
 
 def features_of_size(size: int, channels: int = 1) -> int:

@@ -109,14 +109,15 @@ def train_private(
     *,
     on_epoch: OnEpoch,
     on_step: OnStep = lambda: None,
+    seconds: float = 0.0,
 ) -> Outcome:
     """Train with the engine that is attached to the model, from where it is, and detach it.
 
     It ends with the last epoch, or when the budget is spent, which is earlier if an interruption
-    lost updates that were recorded.
+    lost updates that were recorded. `seconds` are those that earlier epochs took.
     """
     losses = losses_of(recipe)
-    seconds, scores = 0.0, None
+    scores = None
     while engine.has_budget and engine.epochs_completed < recipe.settings.epochs:
         started = time.perf_counter()
         for batch in engine.batches():

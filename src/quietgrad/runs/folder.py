@@ -90,12 +90,18 @@ class RunFolder:
         with self._metrics.open("a") as stream:
             stream.write(json.dumps(metrics) + "\n")
 
-    def keep_metrics_until(self, epoch: int) -> None:
-        """Drop the figures of later epochs: an interruption undid them."""
-        if self._metrics.exists():
-            lines = self._metrics.read_text().splitlines(keepends=True)
-            kept = "".join(line for line in lines if _epoch_of(line) <= epoch)
-            replace_file(self._metrics, lambda stream: stream.write(kept.encode()))
+    def keep_metrics_until(self, epoch: int) -> float:
+        """Drop the figures of later epochs, which an interruption undid.
+
+        Returns:
+            How many seconds the epochs that are kept took.
+        """
+        if not self._metrics.exists():
+            return 0.0
+        lines = self._metrics.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if _epoch_of(line) <= epoch]
+        replace_file(self._metrics, lambda stream: stream.write("".join(kept).encode()))
+        return float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
 
     def save_model(self, model: nn.Module) -> None:
         """Keep the trained weights, in `model.safetensors`."""

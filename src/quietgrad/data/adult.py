@@ -94,7 +94,7 @@ def _parquet_rows(content: bytes) -> Rows:
     try:
         from pyarrow import ArrowException, parquet  # an extra: only when needed
     except ImportError as error:
-        raise MissingExtraError("pyarrow", "recipes") from error
+        raise MissingExtraError("pyarrow", "tables") from error
     try:
         columns = parquet.read_table(io.BytesIO(content)).to_pydict()
     except (ArrowException, OSError) as error:

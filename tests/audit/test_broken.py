@@ -3,7 +3,8 @@
 import pytest
 
 from quietgrad import audit, recipes
-from quietgrad.recipes.training import engine_options, optimizer
+from quietgrad.recipes import Places
+from quietgrad.recipes.training import optimizer
 
 from .broken import VARIANTS
 from .helpers import gradient_canaries, losses
@@ -35,13 +36,13 @@ def test_false_alarms_on_correct_code_are_as_rare_as_promised():
 
 
 def digits(epsilon: float) -> audit.Train:
-    recipe = recipes.load("digits")
+    recipe = recipes.load("digits").changed(epsilon=epsilon)
     return audit.gradient_canaries(
-        recipe.build_model,
-        recipe.load_data().train,
+        lambda: recipe.build_model(Places()),
+        recipe.split(Places()).train,
         losses,
-        lambda model: optimizer(recipe, model),
-        **engine_options(recipe) | {"epsilon": epsilon},
+        lambda model: optimizer(recipe.settings, model),
+        **recipe.settings.engine_options,
     )
 
 

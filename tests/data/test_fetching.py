@@ -119,7 +119,8 @@ def run(*arguments):
 def test_list_fits_eighty_columns(cache):
     result = run("list")
     assert result.exit_code == 0
-    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    lines = [line for line in result.stdout.splitlines() if str(cache) not in line]
+    assert all(len(line) <= 80 for line in lines)  # a path is as long as it is
     for name in [*SOURCES, *data.FOLDERS]:
         assert name in result.stdout
     assert "train_32x32.mat" in result.stdout

@@ -204,3 +204,14 @@ def test_twenty_kills(tmp_path):
     counts = check_kills(tmp_path, kills=20)
     print(*counts)
     assert any(ledger > in_weights for ledger, in_weights in counts)
+
+
+def test_a_baseline_stays_in_the_result_of_a_run_that_is_resumed(tmp_path):
+    small = ["--smoke", "--accountant", "rdp", "--seed", "0", "--out", tmp_path / "run"]
+    assert run(*small, "--baseline").exit_code == 0
+    again = run(*small, "--resume")
+    assert "finished: nothing is left to train" in again.output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["non_private"] is not None
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "smoke run" in page

@@ -25,6 +25,7 @@ def result(**changes):
 
 MISMATCHES = {
     "noise": (settings(noise_multiplier=5.0, noise_multipliers=[5.0]), "noise multiplier of 5.0"),
+    "noise beside its plan": (settings(noise_multiplier=0.5), "state a noise multiplier of 0.5"),
     "rate": (settings(sampling={"kind": "poisson", "rate": 0.1}), "Poisson(rate=0.1)"),
     "batch": (settings(batch_size=20), "a smaller sampling rate"),
     "adjacency": (settings(adjacency="zero-out-one"), "promise zero-out-one"),

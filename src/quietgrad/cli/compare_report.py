@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quietgrad.cli.intervals import Interval, interval
+from quietgrad.cli.scores import counted
 from quietgrad.recipes import Recipe, Reference
 from quietgrad.recipes.trials import NOT_PRIVATE, Trial
 
@@ -74,9 +75,8 @@ class Report:
 
     def _table(self) -> Table:
         settings, task = self.recipe.settings, self.recipe.task
-        table = Table(
-            title=f"{self.recipe.name}: epsilon {settings.epsilon:g}, {settings.epochs} epochs"
-        )
+        epochs = counted(settings.epochs, "epoch")
+        table = Table(title=f"{self.recipe.name}: epsilon {settings.epsilon:g}, {epochs}")
         table.add_column("clipping")
         for title in (f"test {task.metric}", "paper", "learning rate", "radius", "time"):
             table.add_column(title, justify="right")
@@ -104,7 +104,7 @@ class Report:
     def _notes(self) -> list[str]:
         seeds = len(self.columns[0].trials)
         notes = [
-            f"Mean of {seeds} seeds with its 95 % interval."
+            f"Mean of {counted(seeds, 'seed')} with its 95 % interval."
             if seeds > 1
             else "One seed: no interval.",
             "Seeded: these runs protect nobody. Choosing the best of them costs privacy as well"

@@ -51,7 +51,8 @@ def _show(console: Console, recipe: Recipe) -> None:
     console.print(f"{recipe.name}: {recipe.summary}", highlight=False)
     table = Table("setting", "value", box=None, pad_edge=False)
     for name, value in asdict(recipe.settings).items():
-        if value is not None:
+        is_off = name == "inner_momentum" and recipe.settings.inner_steps is None
+        if value is not None and not is_off:
             table.add_row(name, str(value))
     console.print(table)
     for clipping, changes in recipe.tuned.items():
@@ -59,7 +60,11 @@ def _show(console: Console, recipe: Recipe) -> None:
         console.print(f"with {clipping}: {told}", highlight=False)
     scale, unit = (100, " %") if recipe.task.is_share else (1, "")
     for each in recipe.references:
-        at = "without privacy" if each.epsilon is None else f"{each.clipping}, {each.epsilon:g}"
+        at = (
+            "without privacy"
+            if each.epsilon is None
+            else f"{each.clipping}, epsilon {each.epsilon:g}"
+        )
         note = f" ({each.note})" if each.note else ""
         console.print(
             f"paper, {at}: {each.value * scale:.4g}{unit}, {each.source}{note}",

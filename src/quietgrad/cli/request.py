@@ -149,15 +149,10 @@ def _resumed(asked: Asked, folder: RunFolder) -> Request:
     _require_same(asked, begun, recipe, folder)
     state = folder.load()
     done = 0 if state is None else state.get("steps_taken")
-    return Request(
-        recipe,
-        begun.places,
-        begun.seed,
-        config["initial_seed"],
-        folder,
-        state,
-        (f"Resuming the run in {folder.path} after {done} steps.",),
-    )
+    note = f"Resuming the run in {folder.path} after {done} steps."
+    if folder.result is not None:
+        note = f"The run in {folder.path} is finished: nothing is left to train."
+    return Request(recipe, begun.places, begun.seed, config["initial_seed"], folder, state, (note,))
 
 
 def _require_same(asked: Asked, begun: Asked, recipe: Recipe, folder: RunFolder) -> None:

@@ -13,3 +13,8 @@ def score(name: str, value: float) -> str:
     if name.endswith(_IN_PER_CENT):
         return f"{value:.1%}"
     return f"{value:.3f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,7 @@ from rich.table import Table
 from quietgrad import accounting
 from quietgrad.accounting import accountants
 from quietgrad.cli.rounding import printed
-from quietgrad.cli.scores import score, title
+from quietgrad.cli.scores import counted, score, title
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe
 from quietgrad.recipes.training import Outcome
@@ -102,7 +102,7 @@ class Comparison:
         found = []
         if self.lost_steps:
             found.append(
-                f"Recorded and then lost to interruptions: {_count(self.lost_steps, 'step')}. What"
+                f"Recorded and then lost to interruptions: {counted(self.lost_steps, 'step')}. What"
                 " is recorded counts as spent."
             )
         if not self._is_guarantee:
@@ -124,7 +124,7 @@ class Comparison:
         private, ordinary = self.private, self.ordinary
         spent = f"{printed(engine.epsilon(), up=self._is_guarantee)} of {settings.epsilon:g}"
         spent += "" if self._is_guarantee else " (NOT a guarantee)"
-        groups = _count(len(engine.groups), "group")
+        groups = counted(len(engine.groups), "group")
         return [
             *(
                 (
@@ -155,7 +155,3 @@ class Comparison:
             ("grouping", f"{settings.grouping} ({groups})", _NONE),
             ("sensitivity", f"{engine.sensitivity:g}", _NONE),
         ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

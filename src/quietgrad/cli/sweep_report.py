@@ -9,6 +9,7 @@ from rich.table import Table
 
 from quietgrad import accounting
 from quietgrad.cli.rounding import printed
+from quietgrad.cli.scores import counted
 from quietgrad.cli.sweep_axes import Axis
 from quietgrad.plots.heat_maps import heat_maps
 from quietgrad.recipes import Recipe
@@ -65,7 +66,7 @@ class Report:
             columns=(columns.name, columns.values),
             rows=(rows.name, rows.values),
             title=f"{self.recipe.name}: test {self.recipe.task.metric},"
-            f" epsilon {settings.epsilon:g}, {settings.epochs} epochs",
+            f" epsilon {settings.epsilon:g}, {counted(settings.epochs, 'epoch')}",
             scale=self._scale,
         )
 

@@ -73,10 +73,14 @@ def train(
     for note in request.notes:
         console.print(note)
     comparison = _compared(request, console, baseline=baseline, tensorboard=tensorboard)
-    request.folder.finish(comparison.as_dict())
+    result = comparison.as_dict()
+    if result["non_private"] is None:
+        # A model that was trained without privacy stays one that was.
+        result["non_private"] = (request.folder.result or {}).get("non_private")
+    request.folder.finish(result)
     report = write_for_folder(request.folder.path)
     if as_json:
-        found = {**comparison.as_dict(), "folder": str(request.folder.path), "report": str(report)}
+        found = {**result, "folder": str(request.folder.path), "report": str(report)}
         click.echo(json.dumps(found, indent=2))
         return
     console.print(comparison.as_table())

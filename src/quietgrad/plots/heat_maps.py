@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = Sequence[Sequence[float]]
-_CELL, _MARGIN = 0.75, 1.6  # inches
+_CELL, _MARGIN, _TITLE = 0.75, 1.6, 6.4  # inches
 
 
 def heat_maps(
@@ -34,10 +34,10 @@ def heat_maps(
 
     least = min(score for grid in maps.values() for row in grid for score in row) * scale
     most = max(score for grid in maps.values() for row in grid for score in row) * scale
-    width = len(maps) * (_CELL * len(columns[1]) + _MARGIN)
+    width = max(_TITLE, len(maps) * (_CELL * len(columns[1]) + _MARGIN))
     height = _CELL * len(rows[1]) + _MARGIN
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize="medium")
     for place, (name, grid) in enumerate(maps.items(), start=1):
         axes = figure.add_subplot(1, len(maps), place)
         shown = [[score * scale for score in row] for row in grid]

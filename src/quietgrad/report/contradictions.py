@@ -79,6 +79,13 @@ def _within(settings: Settings) -> Iterator[str]:
                 f" {settings.dataset_size:,} records, and a smaller sampling rate than that,"
                 f" {rate:.6g}."
             )
+    planned = settings.noise_multipliers
+    scheduled = settings.data.get("noise_schedule")
+    if planned is not None and not scheduled and settings.noise_multiplier not in planned:
+        yield (
+            f"The settings state a noise multiplier of {settings.noise_multiplier!r}, and plan"
+            f" {', '.join(map(repr, planned))}."
+        )
     stated = settings.data["progress"].get("sensitivity")
     moves = settings.data.get("adaptive_radius") is not None
     if not moves and not _is_close(stated, settings.sensitivity):

@@ -104,7 +104,7 @@ def _approximate(figures: Epsilons, warnings: tuple[str, ...]) -> Verdict:
 
 
 def _warnings(evidence: Evidence, figures: Epsilons) -> list[str]:
-    found = list(evidence.notices)
+    found = [*evidence.notices, *_about_run(evidence)]
     settings, ledger = evidence.settings, evidence.ledger
     if settings is not None and figures.delta and figures.delta >= 1 / settings.dataset_size:
         found.append(
@@ -139,12 +139,29 @@ def _warnings(evidence: Evidence, figures: Epsilons) -> list[str]:
     return found
 
 
+def _about_run(evidence: Evidence) -> list[str]:
+    """What it was, and how far it has come."""
+    found = []
+    config = evidence.config or {}
+    if config.get("smoke"):
+        found.append("This was a smoke run: made data and a small model stand for the recipe's.")
+    if evidence.config is not None and evidence.result is None and evidence.ledger.steps:
+        found.append(
+            "The run was interrupted, or is still going on. If it goes on it spends more, and then"
+            " this report no longer holds."
+        )
+    return found
+
+
 def _about_audit(evidence: Evidence, figures: Epsilons) -> list[str]:
     """An audit trains anew: what it tested may be another claim than this one."""
     tested = evidence.audit
     if tested is None or figures.claimed is None:
         return []
     epsilon = float(tested["claimed_epsilon"])
+    recipe, audited = (evidence.config or {}).get("recipe"), tested.get("recipe")
+    if recipe is not None and audited is not None and recipe != audited:
+        return [f"The audit tested another recipe: {audited}, and this run is of {recipe}."]
     same = math.isclose(epsilon, figures.claimed, rel_tol=_SAME_CLAIM)
     if same and tested["delta"] == figures.delta:
         return []

@@ -58,6 +58,15 @@ class RunFolder:
             raise RunFolderError(f"{self._config} is not a configuration: expected a JSON object")
         return config
 
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out of the run; None if it is not finished."""
+        try:
+            found = json.loads((self.path / "result.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
     def require_free(self) -> None:
         """Refuse a folder that has a run in it, or a ledger whose run is unknown."""
         if self.has_run or self.ledger.exists():

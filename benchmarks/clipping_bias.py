@@ -8,7 +8,7 @@ import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from torch.utils.data import TensorDataset
 import quietgrad as qg
 from quietgrad.benchmark.workload import Workload
 from quietgrad.data import ImageData
+from quietgrad.plots.panels import Curve, Panel, Picture
+from quietgrad.plots.panels_picture import panels_figure
 
 DELTA = 1e-5
 PHYSICAL = 64
@@ -100,6 +102,25 @@ def noise(steps: int, batch: int, rate: float, seed: int) -> dict[str, list[dict
                 if engine.steps_taken > steps:
                     break
     return found
+
+
+def draw(curves: dict[str, list[dict[str, float]]], file: str) -> None:
+    """What `noise` found, as two panels."""
+    panels = [
+        Panel(title, "step", unit, tuple(_curves(curves, key, scale)))
+        for title, unit, key, scale in (
+            ("sampling noise, root of E|g_i - g|^2", "norm", "noise", 1),
+            ("test accuracy", "%", "accuracy", 100),
+        )
+    ]
+    title = "ResNet20 on CIFAR-10 along clipped SGD, c = 1 (NOT PRIVATE)"
+    panels_figure(Picture(title, "", panels=tuple(panels))).savefig(file)
+
+
+def _curves(curves: dict[str, list[dict[str, float]]], key: str, scale: float) -> Iterator[Curve]:
+    for (name, points), color in zip(curves.items(), ("vermillion", "blue"), strict=True):
+        steps = tuple(point["step"] for point in points)
+        yield Curve(name, steps, tuple(scale * point[key] for point in points), color=color)
 
 
 def cosines(epochs: int, batch: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
@@ -220,12 +241,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", help="picture of what `noise` finds")
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     if given.what == "costs":
         found: object = costs(given.rounds)
     elif given.what == "noise":
         found = noise(given.steps, given.batch, given.rate, given.seed)
+        if given.plot:
+            draw(found, given.plot)
     else:
         run = networks if given.what == "networks" else cosines
         found = run(given.epochs, given.batch, given.rate, given.seed)

@@ -245,7 +245,19 @@ def _targets_in_turn(turn):
     return losses
 
 
-@pytest.mark.parametrize("losses", [_written_in_place, _targets_in_turn([])])
+def _targets_that_move_once(turn):
+    """In the same places at first, and in others from some call on."""
+
+    def losses(model, x):
+        turn.append(None)
+        return model(torch.ones_like(x)) * x.roll(int(len(turn) % 5 > 2), 0)[:, 0]
+
+    return losses
+
+
+@pytest.mark.parametrize(
+    "losses", [_written_in_place, _targets_in_turn([]), _targets_that_move_once([])]
+)
 def test_samples_that_change_places_unseen_by_the_model_are_refused(losses):
     model = _Scaled()
     x = torch.randn(8, 4)

@@ -48,16 +48,16 @@ class Verifier:
             _probe_in_full(tape, losses)
             with self._paused():
                 for call in tape.calls:
-                    check_independence(call, list(_splits(tape.batch)))
+                    check_independence(call, list(splits(tape.batch)))
             self._known.add(kind)
         elif graph.selects_rows:
-            for half in next(_splits(tape.batch)):
+            for half in next(splits(tape.batch)):
                 tape.probe(losses, half.to(losses.device))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:
     """Split after split, until every operation's rows can belong to samples in one way only."""
-    for halves in _splits(tape.batch):
+    for halves in splits(tape.batch):
         if not tape.is_unsettled():
             return
         for half in halves:
@@ -68,13 +68,13 @@ def _settle_layouts(tape: Tape, losses: Tensor) -> None:
 def _probe_in_full(tape: Tape, losses: Tensor) -> None:
     everything = torch.ones(tape.batch, dtype=torch.bool, device=losses.device)
     whole = tape.probe(losses, everything)
-    for halves in _splits(tape.batch):
+    for halves in splits(tape.batch):
         parts = [tape.probe(losses, half.to(losses.device)) for half in halves]
         _check_additive(whole, parts)
     tape.accept_ambiguity()
 
 
-def _splits(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def splits(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Halves of the batch such that any two samples are on different sides of some split."""
     generator = torch.Generator()
     generator.seed()

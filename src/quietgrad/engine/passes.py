@@ -56,11 +56,14 @@ def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum |
             "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
         )
     earlier, closure = Earlier(), _Repeated(losses, capture)
+    foreseen = closure.rehearsed()  # at the present weights, before all others
     for weight, past in momentum.past_visits():
         with momentum.at(past):
             capture.backward(closure(), earlier, scale=weight)
     merging = Merging(earlier, sink)
-    capture.backward(closure(), merging, scale=momentum.present_weight())
+    present = closure()
+    _require_repeated(foreseen, present)
+    capture.backward(present, merging, scale=momentum.present_weight())
     merging.finish()
 
 
@@ -68,8 +71,9 @@ class _Repeated:
     """Losses of the same samples, in the same order, with the same random draws, at any weights.
 
     Were row i another sample's in another pass, one sample would be in several clipped sums. So the
-    model's inputs are compared in every pass; and, as labels are not seen, whether a rehearsal of
-    the function at the same weights gives the same losses, where the engine verifies.
+    model's inputs are compared in every pass; and, as labels are not seen, a rehearsal of the
+    function at the same weights must give the same losses, where the engine verifies: just before
+    the first pass, and at the present weights before all passes.
     """
 
     def __init__(self, closure: Callable[[], Tensor], capture: Capture) -> None:
@@ -78,18 +82,10 @@ class _Repeated:
         self._first: list[Tensor] | None = None
 
     def __call__(self) -> Tensor:
-        rehearsed = (
-            self._rehearsed() if self._first is None and self._capture.is_verifying else None
-        )
+        foreseen = self.rehearsed() if self._first is None else None
         torch.set_rng_state(self._draws)
         losses = self._closure()
-        if rehearsed is not None and not _close(rehearsed, losses.detach()):
-            raise SampleMixingError(
-                "the function passed to backward() gave other losses when it was called again at "
-                "the same weights: samples or labels that change places are not clipped as one. "
-                "Draw them before, outside of the function, and let random layers draw by torch's "
-                "own generator (BatchClipping without seed=)."
-            )
+        _require_repeated(foreseen, losses)
         inputs = self._capture.arguments()
         if self._first is None:
             # Copies: the function may write to its own tensors.
@@ -104,10 +100,23 @@ class _Repeated:
             )
         return losses
 
-    def _rehearsed(self) -> Tensor:
+    def rehearsed(self) -> Tensor | None:
+        """The losses at the weights of now, without a trace; None where nothing is verified."""
+        if not self._capture.is_verifying:
+            return None
         torch.set_rng_state(self._draws)
         with self._capture.rehearsal():
             return self._closure().detach().clone()
+
+
+def _require_repeated(foreseen: Tensor | None, losses: Tensor) -> None:
+    if foreseen is not None and not _close(foreseen, losses.detach()):
+        raise SampleMixingError(
+            "the function passed to backward() gave other losses when it was called again at "
+            "the same weights: samples or labels that change places are not clipped as one. "
+            "Draw them before, outside of the function, and let random layers draw by torch's "
+            "own generator (BatchClipping without seed=)."
+        )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

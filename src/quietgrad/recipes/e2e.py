@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from quietgrad import data
-from quietgrad.recipes.hugging_face import encoder_folder, tokenizer, transformers
+from quietgrad.recipes.hugging_face import Logits, encoder_folder, tokenizer, transformers
 from quietgrad.recipes.language import IGNORED, LanguageModelling, Prompts, TestTexts
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
 from quietgrad.recipes.settings import Settings
@@ -37,7 +37,7 @@ def e2e() -> Recipe:
             delta=1e-5,
             physical_batch_size=32,
         ),
-        smoke=Smoke(_made, lambda places: _Logits(_gpt2(_WORDS, width=16, layers=1, heads=2))),
+        smoke=Smoke(_made, lambda places: Logits(_gpt2(_WORDS, width=16, layers=1, heads=2))),
         task=LanguageModelling(),
         references=(
             Reference(_PAPER, "auto-s", 3.0, 61.340, note=_PRETRAINED),
@@ -66,27 +66,11 @@ def build_model(places: Places) -> nn.Module:
     """The model in the folder, or four layers of 256."""
     if places.model is not None:
         library = transformers()
-        return _Logits(
+        return Logits(
             library.AutoModelForCausalLM.from_pretrained(places.model, local_files_only=True)
         )
     words = tokenizer(encoder_folder(places))
-    return _Logits(_gpt2(len(words), width=256, layers=4, heads=4))
-
-
-class _Logits(nn.Module):
-    """A causal language model that returns its logits, and can go on with a prompt."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens).logits
-        return logits
-
-    def generate(self, **options: Any) -> Tensor:
-        made: Tensor = self.model.generate(**options)
-        return made
+    return Logits(_gpt2(len(words), width=256, layers=4, heads=4))
 
 
 def _pairs(places: Places) -> data.PairData:
@@ -95,9 +79,15 @@ def _pairs(places: Places) -> data.PairData:
     return data.load("e2e", folder, train="trainset" if has_train else "devset")
 
 
+def _end(words: Any) -> int:
+    """The token behind a meaning, and behind a sentence."""
+    end: int = words.eos_token_id if words.eos_token_id is not None else words.sep_token_id
+    return end
+
+
 def _columns(words: Any, meanings: list[str], references: list[str]) -> tuple[Tensor, Tensor]:
     """Meaning and sentence in one row, padded behind; only the sentence counts."""
-    end = words.eos_token_id if words.eos_token_id is not None else words.sep_token_id
+    end = _end(words)
     tokens = torch.full((len(meanings), _LENGTH), words.pad_token_id)
     targets = torch.full((len(meanings), _LENGTH), IGNORED)
     asked = words(meanings, add_special_tokens=False)["input_ids"]
@@ -111,7 +101,7 @@ def _columns(words: Any, meanings: list[str], references: list[str]) -> tuple[Te
 
 def _prompts(words: Any, meanings: list[str], references: list[list[str]]) -> Prompts:
     """Padded in front, so that the answer follows at once."""
-    end = words.eos_token_id if words.eos_token_id is not None else words.sep_token_id
+    end = _end(words)
     asked = [[*ids, end] for ids in words(meanings, add_special_tokens=False)["input_ids"]]
     longest = max(len(ids) for ids in asked)
     tokens = torch.full((len(asked), longest), words.pad_token_id)

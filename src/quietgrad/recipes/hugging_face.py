@@ -53,6 +53,28 @@ def token_ids(
     return encoded["input_ids"], encoded["attention_mask"]
 
 
+class Logits(nn.Module):
+    """A model of `transformers` that returns its logits; one of language can go on with a prompt.
+
+    Args:
+        model: takes tokens or images as its first argument.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens or images to logits."""
+        logits: Tensor = self.model(inputs).logits
+        return logits
+
+    def generate(self, **options: Any) -> Tensor:
+        """Tokens that go on from others."""
+        made: Tensor = self.model.generate(**options)
+        return made
+
+
 class EncoderClassifier(nn.Module):
     """A pretrained encoder, the mean of its last states, and a linear layer.
 

@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from quietgrad import data
 from quietgrad.nn import resnet9, resnet20
-from quietgrad.recipes.hugging_face import transformers
+from quietgrad.recipes.hugging_face import Logits, transformers
 from quietgrad.recipes.images import image_split, made_images, scaled
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
 from quietgrad.recipes.settings import Settings
@@ -132,18 +132,6 @@ class _Enlarged(Dataset[tuple[Tensor, Tensor]]):
         return larger[0], self._labels[index]
 
 
-class _Classifier(nn.Module):
-    """A classifier of `transformers` that returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images).logits
-        return logits
-
-
 def _load_large(places: Places) -> Split:
     images = data.load("cifar10", places.data)
     return Split(
@@ -159,7 +147,7 @@ def _build_vit(places: Places) -> nn.Module:
             " it (or --smoke for a small one with random weights)"
         )
     library = transformers()
-    return _Classifier(
+    return Logits(
         library.AutoModelForImageClassification.from_pretrained(
             places.model, local_files_only=True, num_labels=10, ignore_mismatched_sizes=True
         )
@@ -177,4 +165,4 @@ def _build_small_vit(places: Places) -> nn.Module:
         intermediate_size=32,
         num_labels=10,
     )
-    return _Classifier(library.ViTForImageClassification(config))
+    return Logits(library.ViTForImageClassification(config))

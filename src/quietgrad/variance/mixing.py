@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quietgrad.capture.state import same_randomness
+from quietgrad.capture.verification import splits
 from quietgrad.errors import SampleMixingError
 
 _ALWAYS = 8  # calls that are all looked at; after them only numbers 16, 32, 64, ...
@@ -61,7 +61,9 @@ class MixingWatch:
         if not _same(before, self._repeated(rows)):
             self._warn()
             return False
-        if any(self._is_noticed(rows, before, kept) for kept in _halves(samples)):
+        if any(
+            self._is_noticed(rows, before, kept) for halves in splits(samples) for kept in halves
+        ):
             return True
         if not self._draws_nothing(rows):
             return False  # it would draw otherwise for fewer
@@ -95,17 +97,6 @@ class MixingWatch:
                 stacklevel=_CALLER,
             )
         self._has_warned = True
-
-
-def _halves(samples: int) -> Iterator[Tensor]:
-    """Of the samples, so that any two are in different halves once; by draws of its own."""
-    generator = torch.Generator()
-    generator.seed()
-    codes = torch.randperm(samples, generator=generator)
-    for bit in range(math.ceil(math.log2(samples))):
-        half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
-        yield half
-        yield ~half
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -24,16 +24,19 @@ from quietgrad.plots.panels_picture import panels_figure
 DELTA = 1e-5
 PHYSICAL = 64
 EVERY, PROBES = 40, 128
+NETWORKS = ["plain", "enhanced"]
 
 
-def networks(epochs: int, batch: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
+def networks(
+    names: list[str], epochs: int, batch: int, rate: float, seed: int
+) -> dict[str, dict[str, object]]:
     """Plain and enhanced ResNet20 on CIFAR-10 at epsilon 8: sampling noise, and test accuracy."""
     images = qg.data.load("cifar10")
     x, y, test_x, test_y = _normalized(images)
-    found = {}
-    for name, enhanced in (("plain", False), ("enhanced", True)):
+    found: dict[str, dict[str, object]] = {}
+    for name in names:
         torch.manual_seed(seed)
-        model = qg.nn.resnet20(enhanced=enhanced)
+        model = qg.nn.resnet20(enhanced=name == "enhanced")
         recorder = qg.diagnostics.StepRecorder(every=20)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         engine = qg.PrivacyEngine(
@@ -58,6 +61,7 @@ def networks(epochs: int, batch: int, rate: float, seed: int) -> dict[str, dict[
         records = [record.measurement for record in recorder.history]
         found[name] = {
             "accuracy": _accuracy(model, test_x, test_y),
+            "noise": [round(r.sampling_noise**0.5, 1) for r in records],
             "sampling_noise": statistics.fmean(r.sampling_noise**0.5 for r in records),
             "relative_noise": statistics.fmean(r.relative_noise or 0.0 for r in records),
             "clipped_cosine": statistics.fmean(r.clipped_cosine or 0.0 for r in records),
@@ -236,6 +240,7 @@ def main() -> None:
     """Print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["networks", "noise", "cosines", "costs"])
+    parser.add_argument("--only", choices=NETWORKS, help="`networks`: one of the two")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--rate", type=float, default=0.5)
@@ -250,9 +255,11 @@ def main() -> None:
         found = noise(given.steps, given.batch, given.rate, given.seed)
         if given.plot:
             draw(found, given.plot)
+    elif given.what == "networks":
+        names = [given.only] if given.only else NETWORKS
+        found = networks(names, given.epochs, given.batch, given.rate, given.seed)
     else:
-        run = networks if given.what == "networks" else cosines
-        found = run(given.epochs, given.batch, given.rate, given.seed)
+        found = cosines(given.epochs, given.batch, given.rate, given.seed)
     print(json.dumps(found, indent=2))
 
 

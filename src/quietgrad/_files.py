@@ -1,5 +1,6 @@
-"""Files that are whole or not there. A leaf module without torch."""
+"""Files that are whole or not there, and their digests. A leaf module without torch."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,3 +22,9 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, which need not fit into memory."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

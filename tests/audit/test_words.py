@@ -99,10 +99,16 @@ def test_a_result_reads_as_a_table():
         assert line in text
     assert "seeded" not in text
     assert max(map(len, text.splitlines())) < 100
-    by_rank = str(audit.one_run(shown(lambda present: present * 0.0), canaries=10, seed=1))
+    by_rank = str(audit.one_run(shown(lambda present: present * 0.0), canaries=400, seed=1))
     assert "claim not violated" in by_rank
     assert "by rank (decide)" in by_rank
-    assert "10, seeded" in by_rank
+    assert "400, seeded" in by_rank
+
+
+def test_too_few_canaries_are_called_so():
+    result = audit.one_run(shown(lambda present: present * 0.0), canaries=10, seed=1)
+    assert not result.could_reject
+    assert "claim NOT TESTED: too few canaries" in str(result)
 
 
 def test_an_approximation_is_called_one():

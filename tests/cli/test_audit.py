@@ -38,6 +38,13 @@ def test_broken_training_exits_with_1_and_says_so():
     assert "VIOLATED" in result.output
 
 
+def test_too_few_canaries_test_nothing():
+    result = run(*QUICK, "--canaries", "1", "--guesses", "1")
+    assert result.exit_code == 0, result.output
+    assert "NOT TESTED: 1 canaries cannot refute" in text_of(result)
+    assert "Not violated" not in result.output
+
+
 def test_json_is_the_whole_output_and_repeatable():
     first, second = (run(*QUICK, "--json") for _ in range(2))
     assert first.exit_code == 0

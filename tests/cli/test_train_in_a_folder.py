@@ -62,6 +62,15 @@ def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
     assert result["private"]["ledger_steps"] == 12
 
 
+def test_files_of_others_are_not_overwritten(tmp_path):
+    (tmp_path / "model.safetensors").write_text("mine")
+    result = run("--out", tmp_path, *QUICK)
+    assert result.exit_code == 2
+    assert "holds model.safetensors and no run" in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_text() == "mine"
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     first = report("--out", tmp_path, *QUICK)
     again = report("--out", tmp_path, "--resume", *QUICK)

@@ -51,6 +51,14 @@ def test_a_ledger_file(folder):
     assert run(folder / "ledger.jsonl", "--delta", "1e-4", "--json").exit_code == 0
 
 
+def test_another_delta_does_not_replace_the_report(folder):
+    assert run(folder).exit_code == 0
+    own = (folder / "report.html").read_text()
+    assert run(folder, "--delta", "1e-6").exit_code == 0
+    assert (folder / "report.html").read_text() == own
+    assert (folder / "report-delta-1e-06.html").exists()
+
+
 def test_exit_code_1_if_nothing_is_promised(folder, tmp_path):
     edited(folder / "settings.json", lambda settings: settings.update(delta=1e-9))
     result = run(folder)
@@ -74,6 +82,6 @@ def test_refusals(folder, tmp_path):
     refused(run(folder, "--audit", tmp_path / "none.json"), "quietgrad audit --json")
     refused(run(folder, "--out", tmp_path / "no" / "folder.html"), "cannot be written")
     (folder / "audit.json").write_text("{}")
-    refused(run(folder, "--audit", folder / "audit.json"), "not what an audit found")
+    refused(run(folder, "--audit", folder / "audit.json"), "an audit found (it has no 'violated')")
     (folder / "ledger.jsonl").write_text("no ledger\n")
     refused(run(folder), "was altered")

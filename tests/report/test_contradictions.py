@@ -1,5 +1,6 @@
 """Evidence that disagrees with itself establishes nothing."""
 
+import hashlib
 import json
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_mismatch_is_flagged_in_large_letters(folder, name):
     page = as_html(statement)
     assert 'alarm" aria-labelledby="verdict"' in page
     assert "No claim may be made from these figures" in page
+
+
+def test_weights_that_the_run_did_not_write(folder):
+    edited(folder / "result.json", lambda content: content.update(model_sha256="0" * 64))
+    assert statement_of_folder(folder).verdict.kind == "guarantee", (
+        "there are no weights to compare"
+    )
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    statement = statement_of_folder(folder)
+    assert statement.verdict.kind == "not-established"
+    assert "not those that the run wrote" in statement.verdict.warnings[0]
+    assert hashlib.sha256(b"other weights").hexdigest() in as_html(statement)
 
 
 def test_as_it_is_there_is_none(finished):

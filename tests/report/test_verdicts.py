@@ -77,6 +77,15 @@ def test_an_audit_of_the_same_claim_needs_no_warning():
     assert engine.report(audit=same).verdict.warnings == ()
 
 
+def test_an_audit_that_trained_otherwise_or_could_not_reject_is_said_so():
+    engine = trained()
+    same = audit(claimed_epsilon=engine.epsilon(), delta=engine.delta, claimed_for={"steps": 2})
+    (said,) = engine.report(audit=same).verdict.warnings
+    assert "about 2 steps, and this run's ledger records 5" in said
+    (said,) = engine.report(audit=same | {"could_reject": False, "canaries": 1}).verdict.warnings
+    assert "tested nothing: with 1 planted record" in said
+
+
 def test_an_audit_can_refute_the_claim():
     statement = trained().report(audit=audit(violated=True, p_value=1e-9))
     assert statement.verdict.kind == "not-established"

@@ -68,6 +68,15 @@ class Evidence:
             tradeoff, correct=self.correct, guesses=self.guesses, canaries=len(self.scores)
         )
 
+    def least_p_value(self, tradeoff: TradeOff) -> float:
+        """The same if every guess had been right: no p-value could have been smaller."""
+        everything = len(self.scores)
+        if self.rates is not None:
+            return pvalues.independent(tradeoff, correct=everything, guesses=everything)
+        return pvalues.one_run(
+            tradeoff, correct=self.guesses, guesses=self.guesses, canaries=everything
+        )
+
     def rejects(self, tradeoff: TradeOff, alpha: float) -> bool:
         """Whether that probability is below alpha; cheaper than to compute it."""
         if self.rates is not None:
@@ -94,6 +103,7 @@ def judge(
         delta=claim.delta,
         lower_bound=_epsilon_of(claim, strength),
         p_value=evidence.p_value(claim.tradeoff()),
+        least_p_value=evidence.least_p_value(claim.tradeoff()),
         confidence=confidence,
         canaries=len(evidence.scores),
         runs=runs,

@@ -23,6 +23,7 @@ class AuditResult:
             `confidence`, if it belongs to the claim's family (see `quietgrad.audit.Claim`).
             Infinite if guesses were better than that family allows, whatever its noise.
         p_value: the probability of guesses this good if the claim holds; the test that decides.
+        least_p_value: what it had been if every guess were right.
         confidence: 1 minus the probability of raising a false alarm.
         canaries: how many there were, in all runs together.
         runs: how many runs there were.
@@ -42,6 +43,7 @@ class AuditResult:
     delta: float
     lower_bound: float
     p_value: float
+    least_p_value: float
     confidence: float
     canaries: int
     runs: int
@@ -59,6 +61,8 @@ class AuditResult:
         rows = described(self, "{:.4g}".format, upper="{:.4g}".format)
         width = max(len(name) for name, _ in rows)
         verdict = "VIOLATED" if self.violated else "not violated"
+        if not self.could_reject:
+            verdict = "NOT TESTED: too few canaries"
         table = [f"{name:<{width}}  {value}" for name, value in rows]
         return "\n".join([f"claim {verdict} (p = {self.p_value:.2g})", *table])
 
@@ -66,6 +70,11 @@ class AuditResult:
     def violated(self) -> bool:
         """Whether the claim is rejected."""
         return self.p_value < 1 - self.confidence
+
+    @property
+    def could_reject(self) -> bool:
+        """Whether there were canaries enough to reject the claim, had it been false."""
+        return self.least_p_value < 1 - self.confidence
 
     @property
     def decided_by(self) -> str:
@@ -77,6 +86,7 @@ class AuditResult:
         names = "claimed_epsilon delta lower_bound p_value confidence canaries runs guesses correct"
         return {
             "violated": self.violated,
+            "could_reject": self.could_reject,
             **{name: getattr(self, name) for name in names.split()},
             "rates": None if self.rates is None else asdict(self.rates),
             "bounds": dict(self.bounds),

@@ -52,6 +52,11 @@ class Report:
     def verdict(self) -> list[str]:
         """What it means, and what it does not."""
         found, percent = self.result, f"{self.result.confidence:.4g}"
+        if not found.could_reject:
+            return [
+                f"NOT TESTED: {found.canaries:,} canaries cannot refute this claim, even if every"
+                f" guess is right (p = {found.least_p_value:.2g}). Take more canaries."
+            ]
         if not found.violated:
             return [
                 f"Not violated: guesses this good are no surprise if the claim holds"

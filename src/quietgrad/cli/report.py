@@ -19,7 +19,7 @@ _NOTHING_PROMISED = 1
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write. Default: report.html in DIR.",
+    help="File to write. Default: report.html in DIR; with --delta, report-delta-DELTA.html.",
 )
 @click.option(
     "--audit",
@@ -35,13 +35,13 @@ def report(
     """A statement for whoever must sign off the privacy of a run.
 
     DIR is a folder that `quietgrad train --out` made, also if the run was interrupted; or a ledger
-    file alone. Nothing in it is changed but its report.html. Exit code 1: there is a report, and it
+    file alone. Nothing in it is changed but its report. Exit code 1: there is a report, and it
     says that nothing is promised.
     """
     with computing("Drawing up the report"):
         found = None if audit is None else read_audit(audit)
         statement = statement_of_folder(directory, audit=found, delta=delta)
-        place = default_place(directory) if out is None else out
+        place = default_place(directory, delta) if out is None else out
         if out is not None or not as_json:
             write(statement, place)
     if as_json:

@@ -77,7 +77,7 @@ def train(
     if result["non_private"] is None:
         # A model that was trained without privacy stays one that was.
         result["non_private"] = (request.folder.result or {}).get("non_private")
-    request.folder.finish(result)
+    result = request.folder.finish(result)
     report = write_for_folder(request.folder.path)
     if as_json:
         found = {**result, "folder": str(request.folder.path), "report": str(report)}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from quietgrad._files import file_digest
 from quietgrad.data.downloading import download
 from quietgrad.data.sources import Source, source_of
 from quietgrad.errors import DataError
-
-_BLOCK = 1 << 20
 
 
 def cache_folder() -> Path:
@@ -93,13 +91,10 @@ def _made_cache() -> Path:
 
 
 def _verify(path: Path, source: Source) -> None:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != source.sha256:
+    digest = file_digest(path)
+    if digest != source.sha256:
         raise DataError(
-            f"{path} has sha256 {digest.hexdigest()}, and {source.name} has {source.sha256}: it is "
+            f"{path} has sha256 {digest}, and {source.name} has {source.sha256}: it is "
             "damaged, or another file. Delete it and fetch it again: "
             f"`quietgrad data fetch {source.name}`"
         )

@@ -54,6 +54,6 @@ FOLDERS = {entry.name: entry for entry in _IN_FOLDERS}
 def no_package(entry: FolderOnly) -> str:
     """What to do about a data set that cannot be fetched."""
     return (
-        f"{entry.name} is in no package: give a folder with {entry.files}, or put them into "
-        f"$QUIETGRAD_DATA/{entry.name}"
+        f"{entry.name} is in no package: give a folder with {entry.files} (--data-dir), or put "
+        f"them into $QUIETGRAD_DATA/{entry.name}"
     )

@@ -1,6 +1,5 @@
 """Restaurants in a sentence, from a list of their properties: E2E with a causal language model."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from quietgrad import data
+from quietgrad.errors import DataError
 from quietgrad.recipes.hugging_face import Logits, encoder_folder, tokenizer, transformers
 from quietgrad.recipes.language import IGNORED, LanguageModelling, Prompts, TestTexts
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
@@ -74,9 +74,13 @@ def build_model(places: Places) -> nn.Module:
 
 
 def _pairs(places: Places) -> data.PairData:
-    folder = places.data
-    has_train = folder is None or (Path(folder) / "trainset.csv").exists()
-    return data.load("e2e", folder, train="trainset" if has_train else "devset")
+    try:
+        return data.load("e2e", places.data)
+    except DataError as error:
+        try:
+            return data.load("e2e", places.data, train="devset")
+        except DataError:
+            raise error from None
 
 
 def _end(words: Any) -> int:

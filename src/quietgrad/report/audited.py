@@ -22,7 +22,8 @@ def audited(findings: AuditFindings) -> dict[str, Any]:
     data = plain(findings.as_dict() if isinstance(findings, _Result) else findings)
     try:
         require_choice("violated", data["violated"], (True, False))
-        require_choice("seeded", data.get("seeded", False), (True, False))
+        for name, usual in (("seeded", False), ("could_reject", True)):
+            require_choice(name, data.get(name, usual), (True, False))
         require_rate("confidence", data["confidence"])
         require_delta("delta", data["delta"])
         for name in ("canaries", "runs"):
@@ -30,8 +31,9 @@ def audited(findings: AuditFindings) -> dict[str, Any]:
         for name in ("lower_bound", "claimed_epsilon", "p_value"):
             data[name] = _not_negative(name, data[name])
     except (KeyError, TypeError) as error:
+        missing = f" (it has no {error})" if isinstance(error, KeyError) else f" ({error})"
         raise ValueError(
-            f"this is not what an audit found ({error!r}): expected the result of"
+            f"this is not what an audit found{missing}: expected the result of"
             " quietgrad.audit, or what quietgrad audit --json prints"
         ) from error
     found: dict[str, Any] = plain(data)

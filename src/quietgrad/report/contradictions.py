@@ -21,6 +21,7 @@ def contradictions(evidence: Evidence, figures: Epsilons) -> tuple[str, ...]:
         figures: what its ledger shows.
     """
     found = [*_deltas(evidence), *_steps(evidence), *_result(evidence, figures), *_seeds(evidence)]
+    found += _weights(evidence)
     if evidence.settings is not None:
         found += [*_ledger(evidence, evidence.settings), *_within(evidence.settings)]
     return tuple(found)
@@ -154,6 +155,13 @@ def _seeds(evidence: Evidence) -> Iterator[str]:
     configured = (evidence.config or {}).get("seed")
     if configured is not None and evidence.ledger.steps and not evidence.is_seeded:
         yield "The configuration has a seed, and the ledger records noise that was not seeded."
+
+
+def _weights(evidence: Evidence) -> Iterator[str]:
+    stated = (evidence.result or {}).get("model_sha256")
+    here = evidence.hashes.get("model.safetensors")
+    if stated is not None and here is not None and stated != here:
+        yield "The weights in model.safetensors are not those that the run wrote."
 
 
 def _is_close(stated: Any, value: float) -> bool:

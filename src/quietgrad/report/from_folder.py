@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quietgrad._checks import require_delta
+from quietgrad._files import file_digest
 from quietgrad.accounting import Ledger
 from quietgrad.report.audited import AuditFindings, audited
 from quietgrad.report.drawn_up import statement_of
@@ -17,7 +18,7 @@ from quietgrad.report.settings import Settings
 from quietgrad.report.statement import Statement
 
 LEDGER, SETTINGS, CONFIG = "ledger.jsonl", "settings.json", "config.json"
-METRICS, RESULT = "metrics.jsonl", "result.json"
+METRICS, RESULT, MODEL = "metrics.jsonl", "result.json", "model.safetensors"
 
 T = TypeVar("T")
 
@@ -44,8 +45,10 @@ def evidence_in(
 ) -> Evidence:
     """Everything that a run left behind."""
     ledger, notices = _ledger(_ledger_in(path))
-    found = {LEDGER: _digest(_ledger_in(path))}
+    found = {LEDGER: file_digest(_ledger_in(path))}
     beside = path if path.is_dir() else None
+    if beside is not None and (beside / MODEL).is_file():
+        found[MODEL] = file_digest(beside / MODEL)
     metrics, cut = _read(beside, METRICS, found, lambda text: read_lines(text, METRICS)) or ((), ())
     return Evidence(
         ledger,
@@ -110,7 +113,3 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object")
     return found
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

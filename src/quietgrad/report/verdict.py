@@ -1,6 +1,8 @@
 """What a claim is worth, and what must not be overlooked about it."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from quietgrad._rounding import printed
 from quietgrad.accounting import accountants
@@ -162,10 +164,27 @@ def _about_audit(evidence: Evidence, figures: Epsilons) -> list[str]:
     recipe, audited = (evidence.config or {}).get("recipe"), tested.get("recipe")
     if recipe is not None and audited is not None and recipe != audited:
         return [f"The audit tested another recipe: {audited}, and this run is of {recipe}."]
+    if not tested.get("could_reject", True):
+        return [
+            f"The audit tested nothing: with {count(tested['canaries'], 'planted record')} it could"
+            " not have rejected the claim."
+        ]
     same = math.isclose(epsilon, figures.claimed, rel_tol=_SAME_CLAIM)
     if same and tested["delta"] == figures.delta:
-        return []
+        return _about_length(evidence, tested)
     return [
         f"The audit tested another claim than this one: epsilon {printed(epsilon, up=False)} at"
         f" delta = {tested['delta']!r}."
+    ]
+
+
+def _about_length(evidence: Evidence, tested: Mapping[str, Any]) -> list[str]:
+    """The same epsilon can be spent in a few steps or in many."""
+    about = tested.get("claimed_for")
+    steps = about.get("steps") if isinstance(about, Mapping) else None
+    if steps is None or steps == evidence.ledger.steps:
+        return []
+    return [
+        f"The audit trained otherwise: its claim is about {steps} steps, and this run's ledger"
+        f" records {evidence.ledger.steps:,}."
     ]

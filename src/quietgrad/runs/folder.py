@@ -14,9 +14,18 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from quietgrad._files import replace_file
+from quietgrad._files import file_digest, replace_file
 from quietgrad.engine.state import read_state
 from quietgrad.errors import QuietgradError
+
+_FILES = (
+    "settings.json",
+    "checkpoint.pt",
+    "metrics.jsonl",
+    "model.safetensors",
+    "result.json",
+    "report.html",
+)
 
 
 class RunFolderError(QuietgradError):
@@ -68,11 +77,17 @@ class RunFolder:
         return found if isinstance(found, dict) else None
 
     def require_free(self) -> None:
-        """Refuse a folder that has a run in it, or a ledger whose run is unknown."""
+        """Refuse a folder that has a run in it, or files that a run would overwrite."""
         if self.has_run or self.ledger.exists():
             raise RunFolderError(
                 f"{self.path} holds a run already: resume it, or choose another folder. Its ledger "
                 "says what was spent, so it is not overwritten"
+            )
+        taken = [name for name in _FILES if (self.path / name).exists()]
+        if taken:
+            raise RunFolderError(
+                f"{self.path} holds {', '.join(taken)} and no run: choose another folder. A run"
+                " would overwrite what is there"
             )
 
     def begin(self, config: Mapping[str, Any]) -> None:
@@ -114,14 +129,20 @@ class RunFolder:
 
     def save_model(self, model: nn.Module) -> None:
         """Keep the trained weights, in `model.safetensors`."""
-        path = self.path / "model.safetensors"
+        path = self._model
         unfinished = path.with_suffix(".unfinished")
         save_model(model, str(unfinished))
         unfinished.replace(path)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Keep what came out of the run, in `result.json`."""
-        _write_json(self.path / "result.json", result)
+    def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep what came out of the run, in `result.json`.
+
+        Returns:
+            The same with the SHA-256 of the weights, by which a report knows them.
+        """
+        kept = {**result, "model_sha256": file_digest(self._model)}
+        _write_json(self.path / "result.json", kept)
+        return kept
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never half of one."""
@@ -140,6 +161,10 @@ class RunFolder:
     @property
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def _model(self) -> Path:
+        return self.path / "model.safetensors"
 
     @property
     def _checkpoint(self) -> Path:

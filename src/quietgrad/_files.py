@@ -2,9 +2,13 @@
 
 import hashlib
 import os
+import secrets
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
+
+_UNFINISHED = ".new"
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -12,9 +16,10 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     A crash leaves the old file or the new one, never half of one.
     """
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
     try:
-        with temporary.open("wb") as stream:
+        # A new file: nobody else's is written into, whatever was linked to the place.
+        with temporary.open("xb") as stream:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
@@ -22,6 +27,12 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what crashes left of earlier attempts to replace a file. Nobody may be writing it."""
+    for left in path.parent.glob(f".{escape(path.name)}.{'?' * 16}{_UNFINISHED}"):
+        left.unlink(missing_ok=True)
 
 
 def file_digest(path: Path) -> str:

@@ -93,6 +93,7 @@ def test_the_figure_shows_claim_bounds_and_scores():
         (["digits", "--runs", "0"], "runs=0 is not valid"),
         (["digits", "--epsilon", "-1"], "epsilon=-1.0 is not valid"),
         (["digits", "--kind", "example", "--canaries", "361"], "more than the 360 held-out"),
+        (["digits", "--inner-steps", "2"], "audits do not know inner momentum"),
         (["digits", "--plot", "audit.gif"], "expected a name that ends in .png"),
         (["digits", "--plot", "no/such/audit.png"], "there is no folder no/such"),
     ],

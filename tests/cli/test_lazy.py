@@ -7,7 +7,7 @@ import pytest
 
 from quietgrad.cli import COMMANDS, main
 
-from .helpers import DELTA, NOISE, QUICK, run
+from .helpers import DELTA, NOISE, QUICK, run, text_of
 
 CALLS = [
     ["epsilon", *NOISE, *QUICK, *DELTA],
@@ -51,7 +51,15 @@ def test_the_list_says_what_the_command_says(name):
     assert command.help.splitlines()[0] == COMMANDS[name].short_help
 
 
-def test_an_unknown_command_is_refused():
-    result = run("epsilom")
+@pytest.mark.parametrize(("typed", "meant"), [("epsilom", "epsilon"), ("trian", "train")])
+def test_an_unknown_command_is_refused_with_the_nearest(typed, meant):
+    result = run(typed)
     assert result.exit_code == 2
-    assert "No such command 'epsilom'" in result.output
+    assert f"unknown command '{typed}'. Did you mean '{meant}'?" in text_of(result)
+    assert all(name in result.output for name in COMMANDS)
+
+
+def test_an_unknown_option_is_still_told_as_one():
+    result = run("--vresion")
+    assert result.exit_code == 2
+    assert "No such option" in text_of(result)

@@ -104,6 +104,26 @@ def _interrupt_after(monkeypatch, steps):
     monkeypatch.setattr(Checkpointer, "save_if_due", save)
 
 
+def test_steps_that_were_lost_end_a_run_early_with_a_plain_warning(tmp_path, monkeypatch):
+    """Ctrl-C after a step was recorded and before it was saved."""
+    from quietgrad.runs import Checkpointer
+
+    def save(self):
+        if self._engine.steps_taken == 6:
+            raise KeyboardInterrupt
+        self.save()
+
+    monkeypatch.setattr(Checkpointer, "save_if_due", save)
+    assert run("--out", tmp_path / "run", *QUICK).exit_code == 130
+    monkeypatch.undo()
+    resumed = run("--out", tmp_path / "run", "--resume", "--json")
+    assert resumed.exit_code == 0
+    assert json.loads(resumed.stdout)["private"]["steps"] == 11
+    (line,) = (line for line in resumed.stderr.splitlines() if "the budget is spent" in line)
+    assert line.startswith("Warning: the budget is spent: of 12 planned steps, 1 was recorded")
+    assert "UserWarning" not in resumed.stderr
+
+
 def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
     result = run("--out", tmp_path / "new", "--resume", "--epochs", "1", "--no-baseline")
     assert result.exit_code == 0

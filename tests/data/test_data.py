@@ -13,6 +13,7 @@ import torch
 
 from quietgrad import data
 from quietgrad.data import cifar10, fashion_mnist, mnist
+from quietgrad.data.idx import images as images_of
 from quietgrad.errors import DataError
 
 PIL = pytest.importorskip("PIL.Image")
@@ -23,14 +24,14 @@ def idx(array):
     return struct.pack(f">{1 + array.ndim}i", magic, *array.shape) + array.tobytes()
 
 
-def pixels(count, *shape):
-    return np.random.default_rng(0).integers(0, 256, (count, *shape)).astype(np.uint8)
+def pixels(count, *shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape)).astype(np.uint8)
 
 
 IDX = {
     "train-images-idx3-ubyte": idx(pixels(3, 28, 28)),
     "train-labels-idx1-ubyte": idx(np.arange(3, dtype=np.uint8)),
-    "t10k-images-idx3-ubyte": idx(pixels(2, 28, 28)),
+    "t10k-images-idx3-ubyte": idx(pixels(2, 28, 28, seed=1)),
     "t10k-labels-idx1-ubyte": idx(np.arange(2, dtype=np.uint8)),
 }
 
@@ -89,11 +90,13 @@ def test_cifar10_in_a_package_and_in_a_folder(tmp_path):
     assert torch.equal(test, torch.from_numpy(truth))
     assert test_labels.tolist() == [3, 2, 1, 0]
     assert len(labels) == 20
-    binary = np.concatenate([np.arange(4, dtype=np.uint8)[:, None], truth.reshape(4, -1)], 1)
     for name in names:
+        shown = truth if name.startswith("test") else 255 - truth
+        binary = np.concatenate([np.arange(4, dtype=np.uint8)[:, None], shown.reshape(4, -1)], 1)
         (tmp_path / name.replace("png", "bin")).write_bytes(binary.tobytes())
     found = data.load("cifar10", tmp_path)
     assert torch.equal(found.test_images, torch.from_numpy(truth))
+    assert torch.equal(found.train_images[-4:], torch.from_numpy(255 - truth))
     assert found.train_labels.tolist() == [0, 1, 2, 3] * 5
 
 
@@ -109,11 +112,12 @@ def test_what_is_not_there(monkeypatch, tmp_path):
 
 
 def test_damaged_files():
-    with pytest.raises(DataError, match="begins with"):
-        mnist.parsed_idx(b"PK12")
+    for content in (b"PK12", b""):
+        with pytest.raises(DataError, match=r"the file .*begins with"):
+            images_of(content, "the file")
     for whole in (idx(pixels(3, 28, 28))[:-5], idx(pixels(3, 28, 28))[:9]):
-        with pytest.raises(DataError, match="cut"):
-            mnist.parsed_idx(whole)
+        with pytest.raises(DataError, match=r"the file .*cut"):
+            images_of(whole, "the file")
 
 
 def test_a_cut_gzip_file(tmp_path):

@@ -145,7 +145,27 @@ def test_fetch_all(made_source, monkeypatch, cache):
     for name in [name for name in SOURCES if name != "made"]:
         monkeypatch.delitem(SOURCES, name)
     client(monkeypatch, writes(MADE))
-    assert run("fetch", "all").stdout.strip() == str(cache / "made.whl")
+    for names in (["all"], ["made", "all"], ["all", "made"]):
+        assert run("fetch", *names).stdout.strip() == str(cache / "made.whl")
+    assert "Did you mean" in run("fetch", "mdae", "all").stderr
+
+
+def test_list_tells_whole_files_from_damaged_ones(made_source, cache):
+    def listed():
+        entries = json.loads(run("list", "--json").stdout)
+        return next(entry for entry in entries if entry["name"] == "made")
+
+    assert (listed()["fetched"], listed()["damaged"], listed()["path"]) == (False, False, None)
+    path = cache / "made.whl"
+    cache.mkdir()
+    path.write_bytes(MADE)
+    assert (listed()["fetched"], listed()["damaged"]) == (True, False)
+    assert "damaged" not in run("list").stdout
+    path.write_bytes(MADE[:-1])
+    assert (listed()["fetched"], listed()["damaged"]) == (False, True)
+    assert listed()["path"] == str(path)
+    said = run("list").stdout
+    assert f"made is damaged: delete {path} and run `quietgrad data fetch made`" in said
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ from quietgrad.errors import DataError
 Image = pytest.importorskip("PIL.Image")
 
 
-def pixels(*shape):
-    return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+def pixels(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
 
 
 def svhn(folder, labels, **changed):
     from scipy.io import savemat
 
-    for part in ("train", "test"):
-        content = {"X": pixels(32, 32, 3, len(labels)), "y": np.array([labels]).T} | changed
+    for seed, part in enumerate(("test", "train")):
+        images = pixels(32, 32, 3, len(labels), seed=seed)
+        content = {"X": images, "y": np.array([labels]).T} | changed
         savemat(folder / f"{part}_32x32.mat", content)
 
 
@@ -53,8 +54,8 @@ def test_cifar100(tmp_path, below):
     (tmp_path / below).mkdir(exist_ok=True)
     images = pixels(3, 3072)
     labels = np.array([[1, 99], [2, 0], [3, 7]], np.uint8)
-    for part in ("train", "test"):
-        content = np.concatenate([labels, images], 1).tobytes()
+    for part, shown in (("train", 255 - images), ("test", images)):
+        content = np.concatenate([labels, shown], 1).tobytes()
         (tmp_path / below / f"{part}.bin").write_bytes(content)
     found = data.load("cifar100", tmp_path)
     assert found.train_labels.tolist() == [99, 0, 7]
@@ -78,9 +79,9 @@ def picture(path, colour, size=(30, 20), **options):
 
 
 def imagenette(folder):
-    for part in ("train", "val"):
+    for part, blue in (("train", 200), ("val", 0)):
         for number, name in enumerate(CLASSES):
-            picture(folder / part / name / f"{name}_1.JPEG", (number * 20, 0, 0))
+            picture(folder / part / name / f"{name}_1.JPEG", (number * 20, 0, blue))
     return folder
 
 
@@ -134,6 +135,8 @@ def test_celeba(tmp_path):
     assert found.test_labels.tolist() == [1]
     assert found.test_images[0, 2].float().mean().item() == pytest.approx(240, abs=3)
     assert data.load("celeba", tmp_path, attribute="Bald").train_labels.tolist() == [0, 1]
+    blank = celeba(tmp_path, attributes=ATTRIBUTES + "\n")
+    assert data.load("celeba", blank).train_labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import pickle
+import shutil
 import zipfile
+import zlib
 from collections import OrderedDict
 
 import pytest
@@ -166,6 +168,66 @@ def test_minilm_is_unpacked_once_and_mended(monkeypatch, tmp_path):
     (folder / "config.json").write_text(json.dumps({"damaged": True}))
     data.pretrained_folder()
     assert (folder / "config.json").read_text() == "config.json"
+
+
+def with_the_same_checksum(wanted, begins):
+    """Other bytes of the same length and CRC-32: the last four are solved for, bit by bit."""
+    before = zlib.crc32(begins)
+    nothing = zlib.crc32(bytes(4), before)
+    basis = {}
+    for place in range(32):
+        bits = 1 << place
+        effect = zlib.crc32(bits.to_bytes(4, "little"), before) ^ nothing
+        while effect:
+            known = basis.setdefault(effect.bit_length(), (effect, bits))
+            effect, bits = effect ^ known[0], bits ^ known[1]
+    left, last = zlib.crc32(wanted) ^ nothing, 0
+    while left:
+        effect, bits = basis[left.bit_length()]
+        left, last = left ^ effect, last ^ bits
+    return begins + last.to_bytes(4, "little")
+
+
+def test_a_checksum_that_anybody_can_match_is_not_enough(monkeypatch, tmp_path):
+    made_package(monkeypatch, tmp_path, "minilm", MINILM)
+    file = data.pretrained_folder() / "model.safetensors"
+    other = with_the_same_checksum(file.read_bytes(), b"other weights")
+    assert len(other) == file.stat().st_size
+    assert zlib.crc32(other) == zlib.crc32(file.read_bytes())
+    file.write_bytes(other)
+    data.pretrained_folder()
+    assert file.read_bytes() == b"model.safetensors"
+
+
+def test_foreign_files_beside_minilm_go(monkeypatch, tmp_path):
+    """One called adapter_config.json would be read by transformers."""
+    made_package(monkeypatch, tmp_path, "minilm", MINILM)
+    folder = data.pretrained_folder()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "below").mkdir()
+    data.pretrained_folder()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        name.split("/")[-1] for name in MINILM
+    )
+
+
+@pytest.mark.parametrize("what", ["link to a folder", "link to a file", "file"])
+def test_minilm_is_unpacked_in_place_of_what_is_no_such_folder(monkeypatch, tmp_path, what):
+    made_package(monkeypatch, tmp_path, "minilm", MINILM)
+    folder = data.pretrained_folder()
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    if what == "link to a folder":
+        folder.symlink_to(elsewhere)
+    elif what == "file":
+        folder.write_text("")
+    else:
+        shutil.copytree(elsewhere, folder)
+        (folder / "config.json").unlink()
+        (folder / "config.json").symlink_to(elsewhere / "config.json")
+    assert data.pretrained_folder() == folder
+    assert not folder.is_symlink()
+    assert not (folder / "config.json").is_symlink()
+    assert (elsewhere / "config.json").read_text() == "config.json"
 
 
 def test_minilm_lacks_a_file(monkeypatch, tmp_path):

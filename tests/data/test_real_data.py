@@ -6,6 +6,7 @@ import torch
 import quietgrad as qg
 from quietgrad import data
 from quietgrad.data.folders import own_folder
+from quietgrad.data.soundness import known_tests
 
 
 def here(name):
@@ -75,6 +76,23 @@ def test_adult():
     assert found.train_numbers.min() >= 0
     assert found.train_numbers.max() <= 1
     assert (found.train_categories < torch.tensor(found.category_sizes)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("mnist", {}, (0, 10_000)),
+        ("fashion-mnist", {}, (0, 10_000)),
+        ("cifar10", {}, (0, 10_000)),
+        ("adult", {}, (26, 16_281)),
+        ("wikitext-2", {}, (266, 2_891)),
+        ("sst2", {}, (0, 872)),
+        ("e2e", {"train": "devset"}, (0, 4_693)),
+    ],
+)
+def test_records_on_both_sides_are_few(name, options, expected):
+    here(name)
+    assert known_tests(data.load(name, **options)) == expected
 
 
 def test_resnet18():

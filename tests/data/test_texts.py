@@ -92,21 +92,22 @@ FIRST = {"sst2": "sentence", "qnli": "question", "qqp": "question1"}
 SECOND = {"qnli": "sentence", "qqp": "question2"}
 
 
-def tsv(header, label, rows=2):
+def tsv(header, label, rows=2, mark='"'):
     """Each value is its column's name; the last column is the label. With quotes that stay."""
-    row = [f'"{name}' for name in header[:-1]] + [label]
+    row = [f"{mark}{name}" for name in header[:-1]] + [label]
     return "\n".join("\t".join(line) for line in [header, *[row] * rows]) + "\n"
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_glue(tmp_path, name):
     header, labels = TASKS[name]
-    for file, label in labels.items():
-        (tmp_path / file).write_text(tsv(header, label))
+    for mark, (file, label) in zip("\"'", labels.items(), strict=True):
+        (tmp_path / file).write_text(tsv(header, label, mark=mark))
     found = data.load(name, tmp_path)
     assert found.train_texts == [f'"{FIRST[name]}'] * 2
-    expected = [f'"{SECOND[name]}'] * 2 if name in SECOND else None
-    assert found.train_pairs == expected == found.test_pairs
+    assert found.test_texts == [f"'{FIRST[name]}"] * 2
+    expected = [[f"{mark}{SECOND[name]}"] * 2 if name in SECOND else None for mark in "\"'"]
+    assert [found.train_pairs, found.test_pairs] == expected
     order = [1, 0] if name != "qnli" else [0, 1]
     assert [int(found.train_labels[0]), int(found.test_labels[0])] == order
 
@@ -114,13 +115,13 @@ def test_glue(tmp_path, name):
 def test_mnli(tmp_path):
     (tmp_path / "MNLI").mkdir()
     (tmp_path / "MNLI" / "train.tsv").write_text(tsv(MNLI_TRAIN, "neutral"))
-    (tmp_path / "MNLI" / "dev_matched.tsv").write_text(tsv(MNLI_DEV, "contradiction"))
+    (tmp_path / "MNLI" / "dev_matched.tsv").write_text(tsv(MNLI_DEV, "contradiction", mark="'"))
     found = data.load("mnli", tmp_path)
     assert found.train_pairs == ['"sentence2'] * 2
     assert (int(found.train_labels[0]), int(found.test_labels[0])) == (1, 2)
     with pytest.raises(DataError, match=r"dev_mismatched.tsv is not in"):
         data.load("mnli", tmp_path, test="mismatched")
-    (tmp_path / "MNLI" / "dev_mismatched.tsv").write_text(tsv(MNLI_DEV, "entailment"))
+    (tmp_path / "MNLI" / "dev_mismatched.tsv").write_text(tsv(MNLI_DEV, "entailment", mark="'"))
     assert int(data.load("mnli", tmp_path, test="mismatched").test_labels[0]) == 0
     with pytest.raises(ValueError, match="expected 'matched'"):
         data.load("mnli", tmp_path, test="both")
@@ -161,9 +162,8 @@ def test_a_missing_file_names_what_is_there(tmp_path):
 
 def test_qqp_came_apart_in_places(tmp_path):
     header, _ = TASKS["qqp"]
-    broken = tsv(header, "1") + "7\t8\t9\tone\nhalf\t1\n"
-    for file in ("train.tsv", "dev.tsv"):
-        (tmp_path / file).write_text(broken)
+    for mark, file in zip("\"'", ("train.tsv", "dev.tsv"), strict=True):
+        (tmp_path / file).write_text(tsv(header, "1", mark=mark) + "7\t8\t9\tone\nhalf\t1\n")
     assert len(data.load("qqp", tmp_path).train_texts) == 2
 
 

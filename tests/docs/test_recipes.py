@@ -14,21 +14,23 @@ from quietgrad.runs import folder
 
 PAGE = ROOT / "docs/recipes.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+TABLE = TEXT.split("## All of them")[1].split("## Commands")[0]
 COMMANDS = ("train", "compare", "sweep", "recipes", "report", "figures", "data list", "data fetch")
 
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_is_in_the_table_as_it_is(name):
-    settings = recipes.load(name).settings
-    (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", TEXT, re.MULTILINE)
+    recipe = recipes.load(name)
+    settings = recipe.settings
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", TABLE, re.MULTILINE)
     cells = [cell.strip() for cell in row.split("|")]
     shown = [f"{settings.epsilon:g}", str(settings.epochs), f"{settings.batch_size:,}"]
+    assert cells[1] == recipe.data, f"{name}: its data in docs/recipes.md is outdated"
     assert cells[2:5] == shown, f"{name}: epsilon, epochs or batch in docs/recipes.md is outdated"
 
 
 def test_no_recipe_is_listed_that_does_not_exist():
-    table = TEXT.split("## All of them")[1].split("## Commands")[0]
-    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == list(recipes.names())
+    assert re.findall(r"^\| `([\w-]+)` \|", TABLE, re.MULTILINE) == list(recipes.names())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

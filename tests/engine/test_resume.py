@@ -318,7 +318,7 @@ def test_an_epoch_that_lost_steps_ends_early_and_the_next_is_refused(tmp_path):
     resumed = attach(other, **target)
     resumed.load_state_dict(states[0])
     assert _walk(resumed, other) == 2
-    with pytest.warns(UserWarning, match="1 were recorded and then lost"):
+    with pytest.warns(UserWarning, match="1 was recorded and then lost"):
         assert _walk(resumed, other) == 2
     assert not resumed.has_budget
     assert (resumed.steps_taken, resumed.ledger.steps) == (5, 6)
@@ -337,7 +337,7 @@ def test_steps_lost_in_an_earlier_crash_are_remembered(tmp_path):
         engine.load_state_dict(states[0])
         states = [engine.state_dict()]
     assert _walk(engine, engine._model) == 2
-    with pytest.warns(UserWarning, match="1 were recorded and then lost"):
+    with pytest.warns(UserWarning, match="1 was recorded and then lost"):
         assert _walk(engine, engine._model) == 2
 
 

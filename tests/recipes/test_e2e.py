@@ -13,7 +13,7 @@ ROWS = "mr,ref\nx,one\n"
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("QUIETGRAD_DATA", str(tmp_path))
     (tmp_path / "e2e").mkdir()
-    (tmp_path / "e2e" / "testset_w_refs.csv").write_text(ROWS)
+    (tmp_path / "e2e" / "testset_w_refs.csv").write_text("mr,ref\ny,two\n")
     return tmp_path / "e2e"
 
 
@@ -24,3 +24,8 @@ def test_the_small_file_serves_where_the_large_one_is_not(root, by_option):
         _pairs(places)
     (root / "devset.csv").write_text(ROWS)
     assert _pairs(places).train_meanings == ["x"]
+    (root / "trainset.csv").write_text("mr,ref\nz,three\n")
+    assert _pairs(places).train_meanings == ["z"]
+    (root / "trainset.csv").write_text("meaning,ref\nz,three\n")
+    with pytest.raises(DataError, match=r"trainset\.csv has no column mr"):
+        _pairs(places)

@@ -4,12 +4,15 @@ import json
 import shutil
 
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from quietgrad import PrivacyEngine
+from quietgrad.cli import main
 
 RECORDS, BATCH, DELTA = 40, 8, 1e-3
+HARMLESS = ("smoke run", "fast kind", "Epsilon is above")
 
 
 def engine_of(**options):
@@ -36,10 +39,12 @@ def trained(epochs=1, **options):
     return engine
 
 
-def write_run(path, **options):
-    """A finished run in a folder."""
+def write_run(path, *, save=False, **options):
+    """A finished run in a folder, with its checkpoint if that is saved."""
     path.mkdir(parents=True)
     engine = trained(ledger=path / "ledger.jsonl", **options)
+    if save:
+        torch.save(engine.state_dict(), path / "checkpoint.pt")
     engine.ledger.close()
     lines = [
         {"epoch": 0, "steps": 0, "test_accuracy": 0.5, "epsilon": 0.0},
@@ -100,3 +105,16 @@ def audit(**changes):
         "seeded": False,
     }
     return found | changes
+
+
+def smoke(folder, recipe, *options, exit_code=0):
+    """A small run of the train command."""
+    asked = ["train", recipe, "--smoke", "--json", "--out", str(folder), *options]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code == exit_code, result.output
+    return folder
+
+
+def alarms(verdict):
+    """What is found in a folder, but for what may be remarked upon in any real one."""
+    return [said for said in verdict.warnings if not any(words in said for words in HARMLESS)]

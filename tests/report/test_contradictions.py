@@ -34,10 +34,11 @@ MISMATCHES = {
     "source": (settings(noise="fast"), "the noise is fast"),
     "ledger": (progress(ledger_id="another"), "another ledger"),
     "steps": (progress(steps_taken=6), "The settings count 6 steps"),
+    "steps by others": (progress(steps_by_others=5), "settings have 5 by others"),
     "sensitivity": (progress(sensitivity=2.0), "sensitivity of 2.0"),
-    "result steps": (result(steps=99), "The result count 99 steps"),
+    "result steps": (result(steps=99), "The result counts 99 steps"),
     "result epsilon": (result(epsilon=0.1), "The result states epsilon 0.1"),
-    "result noise": (result(noise_multiplier=9.0), "The result has a noise multiplier of 9.0"),
+    "result noise": (result(noise_multiplier=9.0), "The result says noise_multiplier 9.0"),
     "seed": (("config.json", lambda content: content.update(seed=1)), "configuration has a seed"),
 }
 

@@ -59,7 +59,7 @@ def test_tables_state_the_settings(engine):
     assert found["Sampling rate (q)"] == "0.2"
     assert found["Performed by the sampler"].startswith("poisson at rate 0.2")
     assert "q = 0.2" in found["Assumed by the accountant"]
-    assert found["Clipping function"] == "AutoS(gamma=0.01)"
+    assert found["Clipping function"] == "auto-s, gamma 0.01"
     assert found["Steps in the ledger"].startswith("10 ")
     assert found["Steps in the weights"] == "10"
     assert found["Accountant of the claim"] == "pld"
@@ -156,7 +156,9 @@ def test_epsilons_of_nothing():
 
 
 def test_a_statement_round_trips_through_json(finished):
-    statement = statement_of_folder(finished, audit=audit(lower_bound="infinity"))
+    statement = statement_of_folder(
+        finished, audit=audit(violated=True, p_value=1e-9, lower_bound="infinity")
+    )
     text = json.dumps(statement.as_dict(), allow_nan=False)
     assert Statement.from_dict(json.loads(text)) == statement
 

@@ -4,8 +4,7 @@ import pytest
 
 from quietgrad.accounting import Ledger
 from quietgrad.report import as_html, statement_of_folder
-from quietgrad.report.statement import Pair
-from quietgrad.report.wording import guarantee, most_found
+from quietgrad.report.wording import guarantee
 
 from .helpers import audit, edited, engine_of, facts, trained
 
@@ -46,12 +45,6 @@ def test_nothing_released_yet():
     assert engine.report().verdict.kind == "nothing-released"
 
 
-@pytest.mark.filterwarnings("ignore:delta=:UserWarning")
-def test_a_large_delta_is_pointed_out():
-    (warning,) = trained(delta=0.5).report().verdict.warnings
-    assert "not below one over the number of records" in warning
-
-
 def test_fast_noise_is_pointed_out():
     (warning,) = trained(noise="fast").report().verdict.warnings
     assert "fast kind" in warning
@@ -60,6 +53,19 @@ def test_fast_noise_is_pointed_out():
 def test_training_figures_are_pointed_out():
     (warning,) = trained().report(metrics=[{"epoch": 1, "train_loss": 0.5}]).verdict.warnings
     assert "train_loss" in warning
+
+
+@pytest.mark.parametrize(
+    "name", ["Training accuracy", "Train_accuracy", "acc_train", "lossTrain", "trainloss", "TRAIN"]
+)
+def test_training_figures_by_any_name(name):
+    (warning,) = trained().report(metrics=[{"epoch": 1, name: 0.5}]).verdict.warnings
+    assert f"({name})" in warning
+
+
+@pytest.mark.parametrize("name", ["constrained_accuracy", "strain", "unrestrainedLoss", "test"])
+def test_other_figures_are_not_taken_for_training_figures(name):
+    assert trained().report(metrics=[{"epoch": 1, name: 0.5}]).verdict.warnings == ()
 
 
 def test_an_audit_is_quoted():
@@ -99,18 +105,36 @@ def test_what_is_no_audit_is_refused(found):
         trained().report(audit=found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lower_bound": 50.0}, "lower bound of 50"),
+        ({"lower_bound": float("inf")}, "lower bound of inf"),
+        ({"p_value": 7.0}, "p_value=7.0"),
+        ({"p_value": 1e-9}, "p-value of 1e-09"),
+        ({"violated": True}, "p-value of 0.4"),
+    ],
+)
+def test_an_audit_that_contradicts_itself_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        trained().report(audit=audit(**changes))
+
+
+def test_an_audit_that_says_no_more_than_it_must_is_shown():
+    """As what `quietgrad.audit` returns, which has no kind."""
+    said = audit()
+    for name in ("kind", "seeded"):
+        del said[name]
+    statement = trained().report(audit=said)
+    assert statement.audit["seeded"] is False
+    assert "0.75 (with confidence 0.95)" in as_html(statement)
+
+
 def test_adjacency_is_in_the_sentence():
-    assert "or another in its place" in guarantee(1.0, 1e-5, "replace-one")
+    assert "or another in its place" in guarantee(0.03, 1.0, 1e-5, "replace-one")
     statement = trained(adjacency="replace-one").report()
     assert "replace one record by another" in statement.verdict.sentence
     assert any("replace-one" in item.text for item in statement.unit)
-
-
-def test_no_test_finds_more_than_the_pair_allows():
-    assert most_found([Pair(0.0, 0.0)], 0.01) == pytest.approx(0.01)
-    assert most_found([Pair(1e-5, 1.0)], 0.01) == pytest.approx(0.0271928, abs=1e-6)
-    assert most_found([Pair(0.0, 50.0)], 0.01) == 1.0
-    assert most_found([], 0.01) == 1.0
 
 
 def test_a_ledger_alone_states_no_delta(finished):

@@ -166,7 +166,8 @@ class Ledger:
         A copy of this history that is behind adds nothing; one that is ahead is caught up with;
         one that was continued apart from this one, and another history, are added to it. Two that
         were continued apart may have gone on with the same pass over the data, which each counts as
-        begun by the other: then it is counted once more.
+        begun by the other: then it is counted once more. A file keeps a note of what it lacked, of
+        which everybody who reads it is warned.
 
         Returns:
             The number of steps in here that `saved` lacks.
@@ -193,6 +194,8 @@ class Ledger:
         with self._lock:
             self._covered += 1
             again = passes_again(self._records, saved._records, lacking) if ahead else []
+            if lacking and self._file is not None:
+                self._file.note_restoration(_steps(lacking))
             # First what is counted again: an interrupt in between overstates what was spent.
             for record in (*map(self._own, again), *lacking):
                 self._write(record)

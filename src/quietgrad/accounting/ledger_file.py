@@ -15,7 +15,7 @@ from typing import BinaryIO, NoReturn
 from uuid import uuid4
 
 from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
-from quietgrad.accounting.ledger_lines import LedgerContent, entry, header, parsed
+from quietgrad.accounting.ledger_lines import LedgerContent, entry, header, parsed, restoration
 from quietgrad.accounting.ledger_records import Record
 from quietgrad.errors import LedgerError
 
@@ -87,8 +87,21 @@ class LedgerFile:
         If this fails, for want of room or by an interrupt, the line is taken back: what it says was
         not released. Where even that fails, nothing can be written any more.
         """
+        self._add(*entry(record, self._hash))
+
+    def note_restoration(self, steps: int) -> None:
+        """Write down that so many steps were missing here; whoever reads the file is told so."""
+        self._add(*restoration(steps, self._hash))
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            _unlock(stream)
+            stream.close()
+
+    def _add(self, line: bytes, digest: str) -> None:
         stream = self._require_usable()
-        line, digest = entry(record, self._hash)
         self._attempted = self._size + len(line)
         try:
             self._take_back(stream)  # of what was interrupted while it was being taken back
@@ -100,13 +113,6 @@ class LedgerFile:
             self._take_back(stream)
             raise
         self._hash, self._size = digest, self._attempted
-
-    def close(self) -> None:
-        """Let go of the file and its lock."""
-        if self._stream is not None:
-            stream, self._stream = self._stream, None
-            _unlock(stream)
-            stream.close()
 
     def _require_usable(self) -> BinaryIO:
         if self._stream is None:

@@ -1,4 +1,7 @@
-"""The lines of a ledger file: JSON, each with the SHA-256 of the line before it and of itself."""
+"""The lines of a ledger file: JSON, each with the SHA-256 of the line before it and of itself.
+
+After the heading, a line is a record, or says that records which the file lacked follow it.
+"""
 
 import hashlib
 import json
@@ -14,6 +17,7 @@ from quietgrad.accounting.ledger_records import Record
 from quietgrad.errors import LedgerError
 
 _FORMAT = 1
+_RESTORED = "restored"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ def entry(record: Record, before: str) -> tuple[bytes, str]:
     return chained({"event": record.event.to_dict(), "session": record.session}, before)
 
 
+def restoration(steps: int, before: str) -> tuple[bytes, str]:
+    """The line that says, for ever, that so many steps were missing here and follow."""
+    return chained({_RESTORED: steps}, before)
+
+
 def parsed(data: bytes, path: Path) -> LedgerContent:
     """What a file with these bytes holds; LedgerError if it was altered, or is no ledger."""
     whole, newline, rest = data.rpartition(b"\n")
@@ -63,7 +72,10 @@ def parsed(data: bytes, path: Path) -> LedgerContent:
     records = []
     for number, line in enumerate(lines[1:], start=2):
         content, digest = _verified(line, digest, path, number)
-        records.append(_record(content, heading["id"], path, number))
+        if _RESTORED in content:
+            _warn_of_restoration(content, path, number)
+        else:
+            records.append(_record(content, heading["id"], path, number))
     if rest:
         warnings.warn(
             f"{path} ends in the middle of a line: its {len(records)} whole records were recovered,"
@@ -106,6 +118,18 @@ def _record(content: Mapping[str, Any], id: str, path: Path, number: int) -> Rec
         return Record.from_dict({**content["event"], **session}, unnamed=id)
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(_altered(path, number, str(error))) from error
+
+
+def _warn_of_restoration(content: Mapping[str, Any], path: Path, number: int) -> None:
+    steps = content[_RESTORED]
+    if set(content) != {_RESTORED} or type(steps) is not int or steps < 0:
+        raise LedgerError(_altered(path, number, "it is not a record"))
+    warnings.warn(
+        f"{path} was incomplete: what was missing in it (steps: {steps}) was added from a saved"
+        f" state (line {number}). Steps that were recorded after that state was saved, and lost"
+        " with the file, are in no figure",
+        stacklevel=5,
+    )
 
 
 def _altered(path: Path, number: int, why: str) -> str:

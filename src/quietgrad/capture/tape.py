@@ -187,15 +187,16 @@ class Tape:
                 self._record(site, grad, saved)
             self._count_down(site)
         else:
-            raise StrayGradientError(
-                f"a gradient reached parameter {site.parameters} ({site.key}) outside of the "
-                "engine: backward() was called directly, or on a graph from before the last "
-                "engine.backward(). Pass the vector of per-sample losses to engine.backward() "
-                "instead; nothing was accumulated."
-            )
+            raise _stray(f"{site.parameters} ({site.key})")
 
     def refuse_escape(self, name: str) -> None:
-        """A tensor computed from parameters alone reached the loss without meeting any data."""
+        """A tensor computed from parameters alone reached the loss without meeting any data.
+
+        So it seems: in a forward with another number of samples than the batch has, which nobody
+        will ask the engine about, data is taken for a constant. There a stray backward is told.
+        """
+        if self.phase not in (Phase.PROBING, Phase.COLLECTING):
+            raise _stray(f"'{name}'")
         raise UnsupportedOperationError(
             f"parameter '{name}' reaches the losses through a computation on parameters alone (a "
             "penalty on weights, or a derived tensor returned by the model and used outside its "
@@ -305,6 +306,14 @@ def _project(grad: Tensor) -> tuple[float, float]:
     if not math.isfinite(most) and rows.dtype == torch.float32:
         return _project(grad.double())  # too large to be added up in single precision
     return value, torch.finfo(grad.dtype).eps ** 0.5 * most
+
+
+def _stray(where: str) -> StrayGradientError:
+    return StrayGradientError(
+        f"a gradient reached parameter {where} outside of the engine: backward() was called "
+        "directly, or on a graph from before the last engine.backward(). Pass the vector of "
+        "per-sample losses to engine.backward() instead; nothing was accumulated."
+    )
 
 
 def _mixing_message(site: Site, clean: SiteKey | None) -> str:

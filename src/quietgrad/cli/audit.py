@@ -84,6 +84,8 @@ def audit(
             require_drawable(plot)
         places = Places(data_dir, model_dir)
         chosen = Asked(recipe, given, places, smoke, seed).resolved()
+        if chosen.settings.inner_steps is not None:
+            raise ValueError("--inner-steps: audits do not know inner momentum. Leave it out")
         split = chosen.split(places)
         count = _default_canaries(kind, split) if canaries is None else canaries
         with _progress(console, chosen.settings.epochs * runs) as on_epoch:

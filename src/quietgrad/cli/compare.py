@@ -1,23 +1,22 @@
 """`quietgrad compare RECIPE`: clipping functions beside each other, and beside the paper."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from quietgrad import clipping as clippings
 from quietgrad._checks import require_count
 from quietgrad.cli.compare_report import Column, Report
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
-from quietgrad.cli.request import Asked
-from quietgrad.cli.trials import Bench, kept_trials, out_options
-from quietgrad.recipes import Places, Recipe
+from quietgrad.cli.trials import as_json, out_options, ready
+from quietgrad.cli.variants import require_settings, variants_of
+from quietgrad.recipes import Places
 from quietgrad.recipes.trials import NOT_PRIVATE
 
 _COMPARED = "abadi,auto-s,psac"
+_RESULT = "compare.json"
 
 
 @click.command(epilog="Recipes: see `quietgrad recipes`.")
@@ -27,14 +26,14 @@ _COMPARED = "abadi,auto-s,psac"
 @click.option("--seeds", type=int, default=5, show_default=True, help="Trainings of each.")
 @click.option("--baseline", is_flag=True, help="Also train without privacy.")
 @out_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
 def compare(
     recipe: str,
     seeds: int,
     baseline: bool,
     out: Path | None,
     resume: bool,
-    as_json: bool,
+    wants_json: bool,
     data_dir: Path | None,
     model_dir: Path | None,
     smoke: bool,
@@ -46,38 +45,34 @@ def compare(
     trained with the settings the recipe has for it. The seeds are 0, 1, ...: the figures can be
     reproduced, and therefore the runs protect nobody.
     """
-    console = Console(quiet=as_json)
+    console = Console(quiet=wants_json)
     given = {name: value for name, value in overrides.items() if value is not None}
     names = [each.strip() for each in given.pop("clipping", _COMPARED).split(",")]
     places = Places(data_dir, model_dir)
     with refusals():
         require_count("seeds", seeds, at_least=1)
-        variants = {
-            name: _variant(Asked(recipe, {**given, "clipping": name}, places, smoke, None))
-            for name in names
-        }
-        first = next(iter(variants.values()))
-        trials = kept_trials(out, resume=resume)
-        bench = Bench(console, first.split(places), places, trials)
+        variants = variants_of(recipe, names, given, places, smoke=smoke)
+        chosen = list(variants.values())
+        require_settings(chosen)
+        bench = ready(
+            console, chosen, places, smoke=smoke, out=out, resume=resume, results=[_RESULT]
+        )
     try:
         columns = [
             Column.of(name, variant, bench.trials(name, variant, range(seeds)))
             for name, variant in variants.items()
         ]
         if baseline:
-            made = bench.trials("non-private", first, range(seeds), is_private=False)
-            columns.append(Column.of(NOT_PRIVATE, first, made))
+            made = bench.trials("non-private", chosen[0], range(seeds), is_private=False)
+            columns.append(Column.of(NOT_PRIVATE, chosen[0], made))
     except KeyboardInterrupt:
-        raise bench.stopped(f"quietgrad compare {recipe} --out {out}") from None
-    report = Report(first, tuple(columns))
+        raise bench.stopped() from None
+    report = Report(chosen[0], tuple(columns), smoke)
+    found = as_json(report.as_dict())
     if out is not None:
-        (out / "compare.json").write_text(json.dumps(report.as_dict(), indent=2) + "\n")
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
+        with refusals():
+            (out / _RESULT).write_text(found + "\n", encoding="utf-8")
+    if wants_json:
+        click.echo(found)
     else:
         report.show(console)
-
-
-def _variant(asked: Asked) -> Recipe:
-    clippings.resolve(asked.changes["clipping"])
-    return asked.resolved()

@@ -1,6 +1,7 @@
 """`quietgrad data list` and `quietgrad data fetch NAME`: data sets and weights in the cache."""
 
 import json
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,7 +12,7 @@ from quietgrad.cli.data_progress import shown
 from quietgrad.cli.failures import refusals
 from quietgrad.cli.options import json_option
 from quietgrad.data import FOLDERS, SOURCES, Source, cached_file
-from quietgrad.data.fetching import cache_folder
+from quietgrad.data.fetching import cache_folder, is_whole
 from quietgrad.data.fetching import fetch as fetch_data
 from quietgrad.data.folders import own_folder
 from quietgrad.data.sources import source_of
@@ -32,8 +33,13 @@ def list_(as_json: bool) -> None:
         click.echo(json.dumps([*map(_source, SOURCES.values()), *_folders()], indent=2))
         return
     console = Console()
-    console.print(_packages_table())
-    console.print(f"Kept in {cache_folder()}", highlight=False, soft_wrap=True)
+    entries = [_source(source) for source in SOURCES.values()]
+    console.print(_packages_table(entries))
+    _say(console, f"Kept in {cache_folder()}")
+    for entry in entries:
+        if entry["damaged"]:
+            again = f"delete {entry['path']} and run `quietgrad data fetch {entry['name']}`"
+            _say(console, f"{entry['name']} is damaged: {again}")
     console.print(_folders_table())
     console.print("Folders are given to a recipe, or looked for in $QUIETGRAD_DATA/<name>")
 
@@ -44,8 +50,9 @@ def list_(as_json: bool) -> None:
 def fetch(names: tuple[str, ...], as_json: bool) -> None:
     """Fetch packages by name and version, and verify them; `all` for every one."""
     with terminated_as_interrupted(), refusals():
-        chosen = list(SOURCES) if names == (_ALL,) else list(dict.fromkeys(names))
-        sources = [source_of(name) for name in chosen]  # a wrong name fails before any fetching
+        # A wrong name fails before any fetching, also beside `all`.
+        known = {name: source_of(name) for name in names if name != _ALL}
+        sources = list((known | SOURCES if _ALL in names else known).values())
         console = Console(stderr=True, quiet=as_json)
         fetched = {source.name: str(_fetched(source, console)) for source in sources}
     if as_json:
@@ -59,11 +66,11 @@ def _fetched(source: Source, console: Console) -> object:
         return fetch_data(source.name, tell, watch)
 
 
-def _packages_table() -> Table:
+def _packages_table(entries: list[dict[str, Any]]) -> Table:
     table = Table("name", "what", "MB", "here", title="From packages", title_justify="left")
-    for source in SOURCES.values():
+    for source, entry in zip(SOURCES.values(), entries, strict=True):
         what = f"{source.content}\n[dim]{source.registry} {source.requirement}[/dim]"
-        here = "yes" if cached_file(source.name) else ""
+        here = "damaged" if entry["damaged"] else "yes" if entry["fetched"] else ""
         table.add_row(source.name, what, f"{source.megabytes:g}", here)
     return table
 
@@ -77,9 +84,15 @@ def _folders_table() -> Table:
     return table
 
 
-def _source(source: Source) -> dict[str, object]:
-    path = cached_file(source.name)
-    return vars(source) | {"fetched": path is not None, "path": str(path) if path else None}
+def _source(source: Source) -> dict[str, Any]:
+    """With what is in the cache, verified: all packages together take less than a second."""
+    path, whole = cached_file(source.name), is_whole(source.name)
+    here = {"fetched": whole, "damaged": path is not None and not whole}
+    return vars(source) | here | {"path": str(path) if path else None}
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _folders() -> list[dict[str, object]]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import click
 
@@ -16,20 +17,49 @@ class Refusal(click.ClickException):
 
 
 class Stopped(click.ClickException):
-    """Ctrl-C, where it loses nothing."""
+    """Ctrl-C."""
 
     exit_code = 130  # as shells have it
 
 
 @contextmanager
+def interrupts() -> Iterator[None]:
+    """Ctrl-C anywhere ends as shells expect it: exit code 1 would be an answer of some commands."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped("stopped") from None
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings as lines on stderr, without the place in the code where they arose."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
+        yield
+
+
+@contextmanager
 def refusals() -> Iterator[None]:
-    """Turn errors about arguments into refusals. For set-up only: training errors keep traces."""
-    with warnings.catch_warnings(record=True) as caught:
+    """Turn errors about arguments, and of the disk, into refusals.
+
+    For set-up and what comes after training: errors in training itself keep their traces.
+    """
+    with plain_warnings():
         warnings.simplefilter("default")
         try:
             yield
-        except (ValueError, QuietgradError, MissingExtraError) as error:
+        except (OSError, ValueError, QuietgradError, MissingExtraError) as error:
             raise Refusal(str(error)) from error
-        finally:
-            for warning in caught:
-                click.echo(f"Warning: {warning.message}", err=True)
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """As `warnings.showwarning` is called."""
+    click.echo(f"Warning: {message}", err=True)

@@ -1,5 +1,6 @@
 """A mean, and how far it may be off."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the margin of its 95 % confidence interval; None for a single value."""
+    """A mean with the margin of its 95 % confidence interval.
+
+    It is None for a single value, and where a value is not finite.
+    """
 
     mean: float
     margin: float | None
@@ -26,7 +30,7 @@ class Interval:
 def interval(values: Sequence[float]) -> Interval:
     """Of the mean of a few independent values (Student's t)."""
     mean, count = statistics.fmean(values), len(values)
-    if count < 2:
+    if count < 2 or not math.isfinite(mean):
         return Interval(mean, None)
     quantile = float(student.ppf((1 + _CONFIDENCE) / 2, count - 1))
     return Interval(mean, quantile * statistics.stdev(values) / count**0.5)

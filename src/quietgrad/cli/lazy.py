@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from quietgrad._names import unknown_name
+from quietgrad.cli.failures import interrupts
+
 
 @dataclass(frozen=True)
 class LazyCommand:
@@ -48,6 +51,21 @@ class LazyGroup(click.Group):
         """The command of this name, imported now."""
         lazy = self._lazy.get(cmd_name)
         return None if lazy is None else lazy.load()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name where there is none such."""
+        name = args[0]
+        is_option = name.startswith("-")  # which click explains
+        if name not in self._lazy and not is_option and not ctx.resilient_parsing:
+            ctx.fail(str(unknown_name("command", name, self._lazy)))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, with the exit code of an interrupt where there is one."""
+        with interrupts():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, without importing any of them."""

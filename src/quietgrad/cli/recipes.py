@@ -12,6 +12,13 @@ from quietgrad.cli.failures import refusals
 from quietgrad.cli.options import json_option
 from quietgrad.recipes import Recipe
 
+# Words of docs/recipes.md, as somebody at a terminal needs them.
+_DATA = {
+    "fetch ": "quietgrad data fetch ",
+    "folder": "a folder of your own for --data-dir (which files: quietgrad data list)",
+    "--model-dir": "a pretrained model for --model-dir",
+}
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -49,6 +56,7 @@ def _list(every: list[Recipe]) -> Table:
 
 def _show(console: Console, recipe: Recipe) -> None:
     console.print(f"{recipe.name}: {recipe.summary}", highlight=False)
+    console.print(f"data: {_data(recipe)}", highlight=False, soft_wrap=True)
     table = Table("setting", "value", box=None, pad_edge=False)
     for name, value in asdict(recipe.settings).items():
         is_off = name == "inner_momentum" and recipe.settings.inner_steps is None
@@ -58,6 +66,18 @@ def _show(console: Console, recipe: Recipe) -> None:
     for clipping, changes in recipe.tuned.items():
         told = ", ".join(f"{name} {value:g}" for name, value in changes.items())
         console.print(f"with {clipping}: {told}", highlight=False)
+    _show_papers(console, recipe)
+
+
+def _data(recipe: Recipe) -> str:
+    """What must be there, in the commands and options that take it."""
+    told = recipe.data.replace("`, `", " ").replace("`", "")
+    for short, full in _DATA.items():
+        told = told.replace(short, full)
+    return told
+
+
+def _show_papers(console: Console, recipe: Recipe) -> None:
     scale, unit = (100, " %") if recipe.task.is_share else (1, "")
     for each in recipe.references:
         at = (

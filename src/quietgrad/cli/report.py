@@ -19,7 +19,8 @@ _NOTHING_PROMISED = 1
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write. Default: report.html in DIR; with --delta, report-delta-DELTA.html.",
+    help="File to write; only a report is replaced. Default: report.html in DIR; of a ledger alone,"
+    " report-ledger.html; with --delta, report-delta-DELTA.html.",
 )
 @click.option(
     "--audit",
@@ -55,6 +56,8 @@ def _say(statement: Statement, place: Path) -> None:
     said = statement.verdict
     headline = said.headline if said.holds else said.headline.upper()
     click.echo(f"{headline}: {said.sentence}")
+    if said.meaning:
+        click.echo(said.meaning)
     for warning in said.warnings:
         click.echo(f"- {warning}")
     click.echo(f"Written to {place}.")

@@ -11,6 +11,8 @@ from quietgrad import recipes
 from quietgrad._version import __version__
 from quietgrad.recipes import Places, Recipe
 from quietgrad.runs import RunFolder, RunFolderError
+from quietgrad.runs.clock import now
+from quietgrad.runs.ledgers import require_ledger_of
 
 # What a run needs to go on.
 _CONFIG: dict[str, Any] = {
@@ -106,7 +108,6 @@ def prepare(asked: Asked, *, out: Path | None, resume: bool) -> Request:
     Raises:
         ValueError: what is asked for contradicts itself, or the run in the folder.
     """
-    recipe = asked.resolved()
     if out is None and resume:
         raise ValueError("--resume needs --out: the folder of the run to go on with")
     folder = RunFolder(out or next_free(asked.recipe))
@@ -116,6 +117,7 @@ def prepare(asked: Asked, *, out: Path | None, resume: bool) -> Request:
         )
     if folder.has_run:
         return _resumed(asked, folder)
+    recipe = asked.resolved()
     folder.require_free()
     initial_seed = secrets.randbits(63) if asked.seed is None else asked.seed
     config = {
@@ -123,6 +125,7 @@ def prepare(asked: Asked, *, out: Path | None, resume: bool) -> Request:
         **asked.as_config(),
         "settings": asdict(recipe.settings),
         "initial_seed": initial_seed,
+        "begun": now(),
     }
     notes = (f"Nothing to resume in {out}: a new run begins.",) if resume else ()
     return Request(
@@ -148,6 +151,7 @@ def _resumed(asked: Asked, folder: RunFolder) -> Request:
         ) from error
     _require_same(asked, begun, recipe, folder)
     state = folder.load()
+    require_ledger_of(folder, state)
     done = 0 if state is None else state.get("steps_taken")
     note = f"Resuming the run in {folder.path} after {done} steps."
     if folder.result is not None:

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from quietgrad import accounting
-from quietgrad.cli.rounding import printed
-from quietgrad.cli.scores import counted
+from quietgrad.cli.changes import Changes, changes, course, titled, told
 from quietgrad.cli.sweep_axes import Axis
+from quietgrad.cli.sweep_cost import Cost
 from quietgrad.plots.heat_maps import heat_maps
 from quietgrad.recipes import Recipe
-from quietgrad.recipes.trials import Trial
+from quietgrad.recipes.trial import Trial, finite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ class Report:
     scores: Mapping[str, Scores]
     seeds: int
     trials: tuple[Trial, ...]
+    smoke: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
@@ -40,18 +41,22 @@ class Report:
             "axes": [asdict(axis) for axis in self.axes],
             "seeds": self.seeds,
             "scores": {
-                name: [{"values": list(values), "mean": mean} for values, mean in found.items()]
+                name: [
+                    {"values": list(values), "mean": finite(mean)} for values, mean in found.items()
+                ]
                 for name, found in self.scores.items()
             },
-            "tuning": self._tuning(),
+            "smoke": self.smoke,
+            "changed": {name: here for name, (here, _) in self._changed.items()},
+            "tuning": None if self._cost is None else self._cost.as_dict(),
         }
 
     def show(self, console: Console) -> None:
         """The same for people."""
         for name, found in self.scores.items():
             console.print(self._table(name, found))
-        for line in self._cost():
-            console.print(line, highlight=False)
+        for note in self._notes():
+            console.print(note, highlight=False)
 
     def figure(self) -> "Figure":
         """A map for each clipping function."""
@@ -60,15 +65,24 @@ class Report:
             name: [[found[self._key(x, y)] for x in columns.values] for y in rows.values]
             for name, found in self.scores.items()
         }
-        settings = self.recipe.settings
         return heat_maps(
             maps,
             columns=(columns.name, columns.values),
             rows=(rows.name, rows.values),
-            title=f"{self.recipe.name}: test {self.recipe.task.metric},"
-            f" epsilon {settings.epsilon:g}, {counted(settings.epochs, 'epoch')}",
+            title=f"{titled(self.recipe.name, smoke=self.smoke)}: test {self.recipe.task.metric},"
+            f" {course(self.recipe.settings, self._swept)}",
             scale=self._scale,
         )
+
+    @property
+    def _changed(self) -> Changes:
+        """Besides what the sweep itself goes over."""
+        found = changes(self.recipe)
+        return {name: pair for name, pair in found.items() if name not in self._swept}
+
+    @property
+    def _swept(self) -> set[str]:
+        return {axis.field for axis in self.axes}
 
     @property
     def _scale(self) -> float:
@@ -87,7 +101,10 @@ class Report:
 
     def _table(self, name: str, found: Scores) -> Table:
         columns, rows = self._columns, self._rows
-        table = Table(title=f"{name}: test {self.recipe.task.metric}")
+        table = Table(
+            title=f"{titled(name, smoke=self.smoke)}: test {self.recipe.task.metric},"
+            f" {course(self.recipe.settings, self._swept)}"
+        )
         table.add_column(f"{rows.name} \\ {columns.name}" if rows.name else columns.name)
         for value in columns.values:
             table.add_column(f"{value:g}", justify="right")
@@ -96,37 +113,29 @@ class Report:
             table.add_row(f"{row:g}" if rows.name else "", *cells)
         return table
 
-    def _tuning(self) -> dict[str, Any] | None:
-        """What releasing the best of a random search of this size costs, if it is known."""
-        settings = self.recipe.settings
+    @cached_property
+    def _cost(self) -> Cost | None:
+        choices = sum(len(found) for found in self.scores.values())
         private = [trial for trial in self.trials if trial.noise_multiplier is not None]
-        runs = sum(len(found) for found in self.scores.values())
-        if settings.sampling != "poisson" or settings.adjacency not in (None, "add-remove-one"):
-            return None
-        weakest = min(private, key=lambda trial: trial.noise_multiplier or 0.0)
-        assert weakest.noise_multiplier is not None
-        search = accounting.tuned(
-            mean_runs=runs,
-            delta=settings.delta,
-            noise_multiplier=weakest.noise_multiplier,
-            steps=weakest.steps,
-            sample_rate=weakest.sample_rate,
-        )
-        return asdict(search)
+        delta = self.recipe.settings.delta
+        return Cost.of(private, delta=delta, choices=choices, seeds=self.seeds)
 
-    def _cost(self) -> list[str]:
-        tuning = self._tuning()
-        best = max(((v, name) for name, found in self.scores.items() for v in found.values()))
-        lines = [
-            f"Best: {best[0] * self._scale:.2f} ({best[1]}). These runs are seeded and protect"
-            " nobody."
+    def _best(self) -> str:
+        finite_ones = [
+            (score, name)
+            for name, found in self.scores.items()
+            for score in found.values()
+            if finite(score) is not None
         ]
-        if tuning is None:
-            return [*lines, "What releasing the best of a search costs is not known here."]
-        return [
-            *lines,
-            f"On private data, releasing only the best of a random search with"
-            f" {tuning['mean_runs']:g} runs on average spends epsilon {printed(tuning['epsilon'])},"
-            f" not {printed(tuning['single_run_epsilon'])} (one run, by the same accountant), and"
-            " only if their number is drawn as `quietgrad tune-cost` says.",
-        ]
+        if not finite_ones:
+            return "No score is finite: every run diverged."
+        score, name = max(finite_ones)
+        return f"Best: {score * self._scale:.2f} ({name})."
+
+    def _notes(self) -> list[str]:
+        notes = [f"{self._best()} These runs are seeded and protect nobody."]
+        if changed := told(self._changed, smoke=self.smoke):
+            notes.append(f"Not the recipe's own settings: {changed}.")
+        if self._cost is None:
+            return [*notes, "What releasing the best of a search costs is not known here."]
+        return [*notes, *self._cost.lines()]

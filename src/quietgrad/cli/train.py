@@ -1,8 +1,7 @@
 """`quietgrad train RECIPE`: train privately, keep the run in a folder, and report on it."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,46 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from quietgrad.cli.failures import Stopped, refusals
+from quietgrad.cli.failures import plain_warnings, refusals
+from quietgrad.cli.kept_run import able_to_go_on, attached, loaded, saving
 from quietgrad.cli.live import live
+from quietgrad.cli.paths import Folder
 from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
 from quietgrad.cli.request import Asked, Request, prepare
 from quietgrad.cli.summary import Comparison
-from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes import Places, Split
 from quietgrad.recipes.training import (
     EpochReport,
     OnEpoch,
     OnStep,
-    attach,
     train_ordinary,
     train_private,
 )
 from quietgrad.report import write_for_folder
-from quietgrad.runs import Checkpointer
 from quietgrad.runs.events import EventWriter
+
+_LARGEST_SEED = 2**63 - 1  # that torch's generators take
+
+
+def _in_range(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    if value is not None and not 0 <= value <= _LARGEST_SEED:
+        raise click.BadParameter(f"{value}: expected 0 to {_LARGEST_SEED}")
+    return value
 
 
 @click.command(epilog="Recipes: see `quietgrad recipes`.")
 @recipe_argument
 @recipe_options
 @place_options
-@click.option("--seed", type=int, help="Reproducible, and therefore NOT private: tests only.")
+@click.option(
+    "--seed",
+    type=int,
+    callback=_in_range,
+    help="Reproducible, and therefore NOT private: tests only.",
+)
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Folder(),
     help="Folder for the run. Default: runs/RECIPE-1, or the next number that is free.",
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, if there is one.")
@@ -71,47 +82,57 @@ def train(
         asked = Asked(recipe, given, Places(data_dir, model_dir), smoke, seed)
         request = prepare(asked, out=out, resume=resume)
     for note in request.notes:
-        console.print(note)
-    comparison = _compared(request, console, baseline=baseline, tensorboard=tensorboard)
-    result = comparison.as_dict()
-    if result["non_private"] is None:
-        # A model that was trained without privacy stays one that was.
-        result["non_private"] = (request.folder.result or {}).get("non_private")
-    result = request.folder.finish(result)
-    report = write_for_folder(request.folder.path)
+        console.print(note, markup=False, soft_wrap=True)
+    extras = {"--baseline": baseline, "--tensorboard": tensorboard}
+    with able_to_go_on(request, *(name for name, wanted in extras.items() if wanted)):
+        comparison, split = _compared(request, console, baseline=baseline, tensorboard=tensorboard)
+        result = request.folder.finish(_result(comparison, split, request))
+        with refusals():
+            report = write_for_folder(request.folder.path)
     if as_json:
         found = {**result, "folder": str(request.folder.path), "report": str(report)}
         click.echo(json.dumps(found, indent=2))
         return
     console.print(comparison.as_table())
     for remark in comparison.remarks():
-        console.print(remark)
-    console.print(f"Kept in {request.folder.path}", highlight=False, soft_wrap=True)
-    console.print(f"Privacy report: {report}", highlight=False, soft_wrap=True)
+        console.print(remark, markup=False)
+    for line in (f"Kept in {request.folder.path}", f"Privacy report: {report}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _result(comparison: Comparison, split: Split, request: Request) -> dict[str, Any]:
+    result = comparison.as_dict()
+    result |= {"test_records": _size(split.test), "ledger_id": comparison.engine.ledger.id}
+    if result["non_private"] is None:
+        # A model that was trained without privacy stays one that was.
+        result["non_private"] = (request.folder.result or {}).get("non_private")
+    return result
 
 
 def _compared(
     request: Request, console: Console, *, baseline: bool, tensorboard: bool
-) -> Comparison:
+) -> tuple[Comparison, Split]:
     recipe = request.recipe
     with refusals():
         events = EventWriter(request.folder.path / "events") if tensorboard else None
-        split = recipe.split(request.places)
-        model = _initial_model(request)
-        engine = _attached(request, split, model)
+        data = loaded(request)
+        split, model = data.split, _initial_model(request)
+        engine = attached(request, data, model)
     with (
+        plain_warnings(),
         live(console, "private", recipe, engine.planned_steps, engine.steps_taken) as shown,
-        _saving(request, engine) as on_step,
+        saving(request, engine, data) as on_step,
     ):
         private = train_private(
             recipe,
             split,
             model,
             engine,
-            on_epoch=_telling(shown.on_epoch, request.folder.add_metrics, events),
+            on_epoch=_telling(shown.on_epoch, request.folder.metrics.add, events),
             on_step=_both(on_step, shown.on_step),
-            seconds=request.folder.keep_metrics_until(engine.epochs_completed),
+            seconds=request.folder.metrics.keep_until(engine.epochs_completed),
         )
+    request.folder.describe(engine.settings())  # with what it came to
     request.folder.save_model(model)
     ordinary = None
     if baseline:
@@ -126,37 +147,11 @@ def _compared(
                 on_epoch=shown.on_epoch,
                 on_step=shown.on_step,
             )
-    return Comparison(recipe, request.seed, engine, private, ordinary)
+    return Comparison(recipe, request.seed, engine, private, ordinary), split
 
 
-def _attached(request: Request, split: Split, model: nn.Module) -> PrivacyEngine:
-    folder, is_new = request.folder, request.config is not None
-    ledger = None if is_new else folder.ledger
-    engine = attach(request.recipe, split, model, seed=request.seed, ledger=ledger)
-    if request.config is not None:
-        # Only now: what is refused leaves no folder behind that would have to be cleared away.
-        folder.begin(request.config)
-        engine.ledger.keep_in(folder.ledger)
-    if request.state is not None:
-        engine.load_state_dict(request.state)
-    _ = engine.noise_multiplier  # refuses a target that what the ledger holds already exceeds
-    folder.describe(engine.settings())
-    return engine
-
-
-@contextmanager
-def _saving(request: Request, engine: PrivacyEngine) -> Iterator[OnStep]:
-    """Keep the run in its folder; then Ctrl-C is no error, for it can go on."""
-    checkpointer = Checkpointer(request.folder, engine)
-    try:
-        checkpointer.save()
-        yield checkpointer.save_if_due
-        checkpointer.save()
-    except KeyboardInterrupt:
-        again = f"quietgrad train {request.recipe.name} --out {request.folder.path} --resume"
-        raise Stopped(f"stopped. Go on with: {again}") from None
-    finally:
-        engine.ledger.close()
+def _size(data: object) -> int | None:
+    return len(data) if isinstance(data, Sized) else None
 
 
 def _initial_model(request: Request) -> nn.Module:

@@ -21,7 +21,7 @@ class Clipping(ABC):
 
     @abstractmethod
     def weights(self, norms: Tensor, radius: float) -> Tensor:
-        """The weight of each norm: same shape and dtype (float32 or float64), finite, elementwise.
+        """The weight of each norm: same shape and dtype (float32 or float64), finite, at least 0.
 
         A weight must depend on its own norm alone. One that looks at the other samples (their
         maximum, mean or number) makes the sum of all samples move when one of them leaves.

@@ -63,8 +63,9 @@ def resolve(spec: str | Clipping) -> Clipping:
 def register(name: str, clipping: WeightFunction | Clipping) -> None:
     """Make `clipping` available as `name`: a function weights(norms, radius), or an instance.
 
-    It is accepted if on a wide range of norms and radii |w(n)| * n stays within the radius (for an
-    instance: within its own bound), and the weights are finite, deterministic and elementwise.
+    It is accepted if on a wide range of norms and radii w(n) * n stays within the radius (for an
+    instance: within its own bound), and the weights are finite, not negative, deterministic and
+    elementwise.
     Otherwise a ValueError says where it breaks. Names cannot be replaced.
 
     Example: `register("soft", lambda norms, radius: radius / (norms + (-norms).exp()))`

@@ -1,8 +1,8 @@
 """Does a clipping function keep its guarantee? Probed on norms over the whole range of the floats.
 
 A probe is no proof, but the ways in which such functions go wrong in practice are all visible here:
-no bound at all, the radius ignored, a division by zero, statistics of the batch, randomness, edits
-in place.
+no bound at all, the radius ignored, a division by zero, a wrong sign, statistics of the batch,
+randomness, edits in place.
 """
 
 from collections.abc import Iterator
@@ -56,6 +56,7 @@ class _Probe:
         norms = probe_norms(self.radius, self.dtype)
         weights = self.weights(norms)
         self.check_finite(norms, weights)
+        self.check_sign(norms, weights)
         self.check_bound(norms, weights)
         self.check_same(norms, weights, self.weights(norms), "two calls with the same norms differ")
         for places, reshaped in _rearrangements(norms):
@@ -91,8 +92,15 @@ class _Probe:
             norm, weight = norms[broken][0].item(), weights[broken][0].item()
             self.refuse(f"at norm {norm:g} the weight is {weight:g}; it must be finite")
 
+    def check_sign(self, norms: Tensor, weights: Tensor) -> None:
+        """A negative weight would be private, and train the model away from its data."""
+        broken = weights < 0
+        if broken.any():
+            norm, weight = norms[broken][0].item(), weights[broken][0].item()
+            self.refuse(f"at norm {norm:g} the weight is {weight:g}; it must not be negative")
+
     def check_bound(self, norms: Tensor, weights: Tensor) -> None:
-        """|w(n)| * n <= bound, up to rounding.
+        """w(n) * n <= bound, up to rounding.
 
         Weights below the normal floats are rounded to a multiple of the smallest float; that much
         is allowed, and matters only at norms next to overflow.
@@ -101,14 +109,14 @@ class _Probe:
         if not (isfinite(bound) and bound > 0):
             self.refuse(f"its bound is {bound}; it must be positive and finite")
         smallest = torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps
-        lengths = weights.double().abs() * norms.double()
+        lengths = weights.double() * norms.double()
         allowed = bound * (1 + _TOLERANCE) + norms.double() * smallest
         worst = int((lengths / allowed).argmax())
         if lengths[worst] > allowed[worst]:
             length = lengths[worst].item()
             self.refuse(
                 f"at norm {norms[worst].item():g} the weight is {weights[worst].item():g}, so"
-                f" |weight| * norm = {length:g} exceeds the bound {bound:g}"
+                f" weight * norm = {length:g} exceeds the bound {bound:g}"
                 f" by a factor {length / bound:g}"
             )
 

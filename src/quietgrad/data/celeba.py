@@ -49,7 +49,7 @@ def _labels(path: Path, attribute: str) -> dict[str, int]:
         raise DataError(f"{path} has no attribute {attribute!r}: only {', '.join(names) or 'none'}")
     column = names.index(attribute)
     found: dict[str, int] = {}
-    for line in lines[2:]:
+    for line in filter(str.strip, lines[2:]):
         image, *values = line.split()
         if len(values) != len(names) or values[column] not in _HAS:
             raise DataError(

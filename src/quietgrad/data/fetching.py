@@ -27,6 +27,12 @@ def cached_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def is_whole(name: str) -> bool:
+    """Whether the file of a data set or of weights was fetched and has its SHA-256."""
+    path = cached_file(name)
+    return path is not None and file_digest(path) == source_of(name).sha256
+
+
 def fetched_file(name: str) -> Path:
     """The file of a data set or of weights in the cache, verified.
 

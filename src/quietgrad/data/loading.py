@@ -12,7 +12,9 @@ from quietgrad.data.folder_only import FOLDERS, no_package
 from quietgrad.data.folders import own_folder
 from quietgrad.data.glue import MnliTest
 from quietgrad.data.kinds import AnyData, ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.places import note_place
 from quietgrad.data.readers import FROM_FOLDER, FROM_PACKAGE, OPTIONS
+from quietgrad.data.soundness import require_sound
 from quietgrad.errors import DataError
 
 Images = Literal["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"]
@@ -57,16 +59,20 @@ def load(name: str, folder: Folder = None, **options: Any) -> AnyData:
             ``test="mismatched"`` for mnli, ``train="devset"`` for e2e.
 
     Raises:
-        DataError: it is not there, or cannot be read.
+        DataError: it is not there, cannot be read, or its test records are training records.
         ValueError: there is no data set of that name, or it does not know the option.
     """
     _require_known(name, options)
     chosen = Path(folder) if folder is not None else own_folder(name)
     if chosen is not None:
-        return FROM_FOLDER[name](chosen, **options)
-    if name in FOLDERS:
+        found = FROM_FOLDER[name](chosen, **options)
+    elif name in FOLDERS:
         raise DataError(no_package(FOLDERS[name]))
-    return FROM_PACKAGE[name](fetched_file(name))
+    else:
+        found = FROM_PACKAGE[name](fetched_file(name))
+    require_sound(found, name if chosen is None else f"{name} in {chosen}")
+    note_place(name, chosen)
+    return found
 
 
 def _require_known(name: str, options: dict[str, Any]) -> None:

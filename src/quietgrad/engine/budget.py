@@ -250,9 +250,10 @@ class Budget:
     def _spent(self) -> str:
         if self._lost:
             return (
-                f"the budget is spent: of {self._planned_steps} planned steps, {self._lost} were "
-                "recorded and then lost to an interruption, or taken back by loading an earlier "
-                f"state. They count, so that epsilon stays within {self._target:g}."
+                f"the budget is spent: of {self._planned_steps} planned steps, {self._lost} "
+                f"{'was' if self._lost == 1 else 'were'} recorded and then lost to an "
+                "interruption, or taken back by loading an earlier state. What was recorded "
+                f"counts, so that epsilon stays within {self._target:g}."
             )
         return (
             f"all {self._planned_steps} planned steps were taken: another would spend more than "

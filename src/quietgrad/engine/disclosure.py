@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import Subset
+
 from quietgrad.clipping import Clipping
 from quietgrad.engine.course import Course
 from quietgrad.report.versions import versions_here
@@ -28,6 +30,7 @@ def disclosed(
         "format": FORMAT,
         **given,
         "target_epsilon": target,
+        "dataset": _kind_of(course.loader.dataset),
         "dataset_size": size,
         "sample_rate": batch_size / size,
         "normalizer": batch_size,
@@ -46,6 +49,12 @@ def disclosed(
         "versions": versions_here(),
         "progress": _progress(course),
     }
+
+
+def _kind_of(dataset: object) -> str:
+    """The name of its class; of a part, also that of the whole."""
+    name = type(dataset).__name__
+    return f"{name} of {_kind_of(dataset.dataset)}" if isinstance(dataset, Subset) else name
 
 
 def _parameters(course: Course) -> dict[str, int]:

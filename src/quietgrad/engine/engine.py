@@ -377,3 +377,4 @@ class PrivacyEngine(EngineFacts):
             self._radii.adapt(self._under_way.tally, self._noise)
         finally:
             self._under_way.end()
+            self._capture.begin()  # a forward from here on has nothing to do with this batch

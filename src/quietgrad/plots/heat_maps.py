@@ -1,5 +1,6 @@
 """Scores over two settings, drawn: one map for each of several variants."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,9 @@ def heat_maps(
     require_matplotlib()
     from matplotlib.figure import Figure  # an extra: only when needed
 
-    least = min(score for grid in maps.values() for row in grid for score in row) * scale
-    most = max(score for grid in maps.values() for row in grid for score in row) * scale
+    scores = [score * scale for grid in maps.values() for row in grid for score in row]
+    finite = [score for score in scores if math.isfinite(score)] or [0.0]
+    least, most = min(finite), max(finite)
     width = max(_TITLE, len(maps) * (_CELL * len(columns[1]) + _MARGIN))
     height = _CELL * len(rows[1]) + _MARGIN
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -17,6 +17,7 @@ def adult() -> Recipe:
     return Recipe(
         name="adult",
         summary="income over 50,000 dollars from a census table, MLP",
+        data="fetch `adult`",
         load_data=load_data,
         build_model=lambda places: TableClassifier(_NUMBERS, _CATEGORIES),
         settings=Settings(

@@ -23,6 +23,7 @@ def digits() -> Recipe:
     return Recipe(
         name="digits",
         summary="handwritten digits, 8x8, one convolution: nothing to fetch",
+        data="nothing: in scikit-learn",
         load_data=load_data,
         build_model=build_model,
         settings=Settings(
@@ -35,6 +36,7 @@ def digits() -> Recipe:
         ),
         smoke=Smoke(made_images(1, 8, 8)),
         transform=Crop(1),
+        takes=(),
     )
 
 

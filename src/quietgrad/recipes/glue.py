@@ -123,11 +123,13 @@ def _recipe(
     return Recipe(
         name=name,
         summary=f"{_SUMMARIES[task]}, MiniLM or a local encoder, {trained}",
+        data="folder; fetch `minilm`",
         load_data=lambda places: _load(task, places),
         build_model=build_model,
         settings=settings,
         smoke=Smoke(made_tokens(length=6, vocabulary=_WORDS, classes=classes), build_small),
         references=references,
+        takes=("data", "model"),
     )
 
 

@@ -9,7 +9,8 @@ from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke
 from quietgrad.recipes.settings import Settings
 from quietgrad.transforms import Crop
 
-_PAPERS = '"Automatic Clipping", Table 1; "Per-Sample Adaptive Clipping", Table 1'
+_AUTOMATIC = '"Automatic Clipping", Table 1'
+_PSAC = '"Per-Sample Adaptive Clipping", Table 2'
 
 
 def mnist() -> Recipe:
@@ -17,6 +18,7 @@ def mnist() -> Recipe:
     return Recipe(
         name="mnist",
         summary="handwritten digits, 28x28, tanh CNN",
+        data="fetch `mnist`",
         load_data=image_split("mnist"),
         build_model=build_model,
         settings=Settings(
@@ -30,10 +32,17 @@ def mnist() -> Recipe:
         tuned={"abadi": {"learning_rate": 0.5, "radius": 0.1}},
         smoke=Smoke(made_images(1, 28, 28)),
         references=(
-            Reference(_PAPERS, "abadi", 3.0, 0.9804, tolerance=0.006),
-            Reference(_PAPERS, "auto-s", 3.0, 0.9815, tolerance=0.0005),
-            Reference(_PAPERS, "psac", 3.0, 0.9824, tolerance=0.0005),
-            Reference(_PAPERS, "none", None, 0.9911),
+            Reference(_AUTOMATIC, "abadi", 3.0, 0.9804, tolerance=0.006),
+            Reference(_AUTOMATIC, "auto-s", 3.0, 0.9815, tolerance=0.0005),
+            Reference(
+                _PSAC,
+                "psac",
+                3.0,
+                0.9824,
+                tolerance=0.0005,
+                note="abadi 98.12 and auto-s 98.17 in the same table",
+            ),
+            Reference(_AUTOMATIC, "none", None, 0.9911),
         ),
         transform=Crop(2),
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.settings_checks import require_effect
 from quietgrad.recipes.tasks import Classification, Task
 
 
@@ -88,6 +89,8 @@ class Recipe:
     Attributes:
         name: by which it is run.
         summary: one line.
+        data: what must be there before, as docs/recipes.md says it: "nothing", "folder", or what
+            to "fetch", with names in backticks.
         load_data: the data, from where `Places` says.
         build_model: a fresh model; its weights come from torch's generator or are public.
         settings: all constants.
@@ -96,10 +99,12 @@ class Recipe:
         tuned: settings that belong to another clipping function, by its name.
         references: figures of papers.
         transform: makes random views of inputs, for `views`.
+        takes: which of `Places` it reads.
     """
 
     name: str
     summary: str
+    data: str
     load_data: LoadData
     build_model: BuildModel
     settings: Settings
@@ -108,14 +113,22 @@ class Recipe:
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     references: tuple[Reference, ...] = ()
     transform: Callable[[Tensor], Tensor] | None = None
+    takes: tuple[str, ...] = ("data",)
 
     def changed(self, **changes: Any) -> "Recipe":
-        """With other settings. Another clipping function brings those that are tuned for it."""
+        """With other settings. Another clipping function brings those that are tuned for it.
+
+        Raises:
+            ValueError: one of them is not possible, or would have no effect.
+        """
         tuned = self.tuned.get(changes.get("clipping", ""), {})
-        return replace(self, settings=replace(self.settings, **{**tuned, **changes}))
+        settings = replace(self.settings, **{**tuned, **changes})
+        require_effect(settings, changes)
+        return replace(self, settings=settings)
 
     def split(self, places: Places) -> Split:
         """The data, cut to the first samples if the settings say so."""
+        self._require_read(places)
         split, limit = self.load_data(places), self.settings.limit
         if limit is None:
             return split
@@ -125,13 +138,21 @@ class Recipe:
         return replace(split, train=Subset(split.train, range(limit)))
 
     def small(self) -> "Recipe":
-        """The smoke run: made data, a small model, one epoch."""
+        """The smoke run: made data, a small model, one epoch; no paper has figures for it."""
         smoke = self.smoke
         settings = replace(self.settings, **{**_SMOKE_SETTINGS, **smoke.changes})
         build_model = smoke.build_model or self.build_model
-        return replace(
-            self, load_data=smoke.load_data, build_model=build_model, settings=settings, tuned={}
-        )
+        made = replace(self, load_data=smoke.load_data, build_model=build_model, takes=())
+        return replace(made, settings=settings, tuned={}, references=())
+
+    def _require_read(self, places: Places) -> None:
+        """A folder that was given and not looked at would be on record as what was used."""
+        for name, folder in vars(places).items():
+            if folder is not None and name not in self.takes:
+                raise ValueError(
+                    f"{self.name!r} does not read --{name}-dir ({folder}): leave it out. With"
+                    " --smoke no recipe reads a folder: data and model are made"
+                )
 
     def reference(self, clipping: str, epsilon: float | None) -> Reference | None:
         """The paper's figure for this clipping function and epsilon, if it has one."""
@@ -145,6 +166,7 @@ class Recipe:
         return {
             "name": self.name,
             "summary": self.summary,
+            "data": self.data,
             "metric": self.task.metric,
             "settings": asdict(self.settings),
             "tuned": {name: dict(changes) for name, changes in self.tuned.items()},

@@ -6,6 +6,7 @@ from typing import Any
 from quietgrad.accounting import Adjacency
 from quietgrad.clipping import Clipping
 from quietgrad.clipping import resolve as resolve_clipping
+from quietgrad.recipes.settings_checks import require_possible
 from quietgrad.variance import InnerOuter
 
 # The constant of each clipping function that has one besides the radius.
@@ -64,6 +65,9 @@ class Settings:
     limit: int | None = None
     ordinary_learning_rate: float | None = None
 
+    def __post_init__(self) -> None:
+        require_possible(self)
+
     @property
     def clipping_function(self) -> Clipping:
         """The clipping function with its constant."""
@@ -74,7 +78,8 @@ class Settings:
         if constant is None:
             raise ValueError(
                 f"clipping {self.clipping!r} has no constant for stability={self.stability:g}:"
-                f" it is {' and '.join(f'{c} of {n}' for n, c in _STABILITY.items())}"
+                f" it is {' and '.join(f'{c} of {n}' for n, c in _STABILITY.items())}. Leave"
+                " --stability out, or choose one of these"
             )
         return resolve_clipping(replace(function, **{constant: self.stability}))  # type: ignore[type-var]
 

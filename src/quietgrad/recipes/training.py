@@ -13,15 +13,14 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_positive
-from quietgrad._names import unknown_name
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe, Split
 from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.settings_checks import OPTIMIZERS as OPTIMIZERS
 from quietgrad.variance import SelfAugmentation
 
 Scores = dict[str, float]
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "nadam": NAdam}
-OPTIMIZERS = ("sgd", *_OPTIMIZERS)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ def attach(
 ) -> PrivacyEngine:
     """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
     settings = recipe.settings
+    losses_of(recipe)  # refuses now what training would refuse
     # With inner momentum the engine itself carries what was released before.
     momentum = settings.momentum if settings.inner_steps is None else 0.0
     return PrivacyEngine(
@@ -177,8 +177,6 @@ def optimizer(
     if settings.optimizer == "sgd":
         kept = settings.momentum if momentum is None else momentum
         return SGD(trained, lr=rate, momentum=kept, weight_decay=decay)
-    if settings.optimizer not in _OPTIMIZERS:
-        raise unknown_name("optimizer", settings.optimizer, OPTIMIZERS)
     if settings.inner_steps is not None:
         raise ValueError(f"inner momentum is for sgd, not {settings.optimizer}: leave one out")
     return _OPTIMIZERS[settings.optimizer](trained, lr=rate, weight_decay=decay)

@@ -2,16 +2,17 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from quietgrad.errors import QuietgradError
+from quietgrad.recipes.origin import Origin
 from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import (
     EpochReport,
@@ -20,52 +21,13 @@ from quietgrad.recipes.training import (
     train_ordinary,
     train_private,
 )
-
-NOT_PRIVATE = "none"
-"""In place of a clipping function: training without privacy."""
+from quietgrad.recipes.trial import NOT_PRIVATE as NOT_PRIVATE
+from quietgrad.recipes.trial import Trial as Trial
+from quietgrad.recipes.trial import key_of
 
 
 class TrialsError(QuietgradError):
     """A file of trials cannot be used."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A training that was made.
-
-    Attributes:
-        recipe: its name.
-        settings: all of its constants.
-        seed: of weights, sampling and noise.
-        is_private: or trained without clipping and noise.
-        scores: on held-out data.
-        epsilon: spent; None without privacy.
-        noise_multiplier: of its steps; None without privacy.
-        sample_rate: expected share of the data in a step; None without privacy.
-        steps: taken.
-        seconds: they took.
-    """
-
-    recipe: str
-    settings: Mapping[str, Any]
-    seed: int
-    is_private: bool
-    scores: Mapping[str, float]
-    epsilon: float | None
-    noise_multiplier: float | None
-    sample_rate: float | None
-    steps: int
-    seconds: float
-
-    @property
-    def key(self) -> str:
-        """Equal for trials that need not be made twice."""
-        return key_of(self.recipe, self.settings, self.seed, self.is_private)
-
-
-def key_of(recipe: str, settings: Mapping[str, Any], seed: int, is_private: bool) -> str:
-    """What a trial is known by."""
-    return json.dumps([recipe, dict(sorted(settings.items())), seed, is_private])
 
 
 class Shown(Protocol):
@@ -92,22 +54,59 @@ class Trials:
 
     path: Path | None = None
     made: dict[str, Trial] = field(default_factory=dict)
+    _lines: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.path is not None and self.path.exists():
-            for trial in _read(self.path):
-                self.made[trial.key] = trial
+            self._read(self.path)
 
-    def get(self, recipe: Recipe, seed: int, *, is_private: bool = True) -> Trial | None:
-        """The trial of this recipe and seed, if it was made."""
-        return self.made.get(key_of(recipe.name, asdict(recipe.settings), seed, is_private))
+    def get(
+        self, recipe: Recipe, seed: int, origin: Origin, *, is_private: bool = True
+    ) -> Trial | None:
+        """The trial of this recipe, seed and origin, if it was made.
+
+        Raises:
+            TrialsError: it was, and lacks the score that the recipe is about.
+        """
+        known = (recipe.name, asdict(recipe.settings), seed, is_private)
+        keys = [key_of(*known, origin)]
+        if origin.may_be_unstated:
+            keys.append(key_of(*known, None))
+        found = next((key for key in keys if key in self.made), None)
+        if found is None:
+            return None
+        metric = f"test_{recipe.task.metric}"
+        if metric not in self.made[found].scores:
+            raise self._not_a_trial(self._lines.get(found), f"it has no {metric}")
+        return self.made[found]
 
     def add(self, trial: Trial) -> None:
         """Keep it at once: the next may be interrupted."""
         self.made[trial.key] = trial
         if self.path is not None:
-            with self.path.open("a") as stream:
-                stream.write(json.dumps(asdict(trial)) + "\n")
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(trial.as_dict(), allow_nan=False) + "\n")
+
+    def _read(self, path: Path) -> None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise TrialsError(
+                f"{path} is not a file of trials ({error}): choose another folder"
+            ) from error
+        for number, line in enumerate(lines, start=1):
+            try:
+                trial = Trial.from_line(line)
+            except (TypeError, ValueError) as error:
+                raise self._not_a_trial(number, error) from error
+            self.made[trial.key] = trial
+            self._lines[trial.key] = number
+
+    def _not_a_trial(self, number: int | None, why: object) -> TrialsError:
+        return TrialsError(
+            f"line {number} of {self.path} is not a trial ({why}): delete the line, or choose"
+            " another folder"
+        )
 
 
 def make(
@@ -118,11 +117,13 @@ def make(
     showing: Showing,
     *,
     is_private: bool = True,
+    origin: Origin | None = None,
 ) -> Trial:
     """Train once, from initial weights of this seed."""
     torch.manual_seed(seed)
     model = recipe.build_model(places)
-    return (_private if is_private else _ordinary)(recipe, split, model, seed, showing)
+    trial = (_private if is_private else _ordinary)(recipe, split, model, seed, showing)
+    return replace(trial, origin=origin)
 
 
 def _private(recipe: Recipe, split: Split, model: nn.Module, seed: int, showing: Showing) -> Trial:
@@ -173,14 +174,3 @@ def _trial(
         steps=outcome.steps,
         seconds=outcome.seconds,
     )
-
-
-def _read(path: Path) -> Iterable[Trial]:
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            yield Trial(**json.loads(line))
-        except (TypeError, ValueError) as error:
-            raise TrialsError(
-                f"line {number} of {path} is not a trial ({error}): delete the line, or choose"
-                " another folder"
-            ) from error

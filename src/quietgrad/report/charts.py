@@ -3,10 +3,9 @@
 from markupsafe import Markup
 
 from quietgrad.report.curves import Chart
-from quietgrad.report.metrics import measured_names, series
+from quietgrad.report.metrics import is_share, measured_names, series
 from quietgrad.report.statement import Statement
 
-_SHARES = ("accuracy", "precision", "recall", "share")
 _MOST = 6  # as many as anybody looks at; the table has all
 _FEWEST_POINTS = 2  # a single one is no curve
 
@@ -35,7 +34,7 @@ def curves_by_epoch(statement: Statement) -> list[tuple[str, Markup]]:
 def _by_epoch(statement: Statement, name: str, index: int) -> tuple[str, Markup]:
     points = series(statement.metrics, name)
     words = name.replace("_", " ")
-    is_share = any(word in name for word in _SHARES) and all(0 <= y <= 1 for _, y in points)
+    shared = is_share(statement.metrics, name)
     title = f"{words[:1].upper()}{words[1:]} by epoch"
-    chart = Chart(f"epochs-{index}", title, points, "epoch", words, is_share=is_share)
+    chart = Chart(f"epochs-{index}", title, points, "epoch", words, is_share=shared)
     return title, chart.svg()

@@ -14,6 +14,7 @@ from quietgrad.accounting import (
     accountants,
 )
 from quietgrad.accounting.adjacency import ADD_REMOVE
+from quietgrad.report.detection import detection
 from quietgrad.report.statement import Bound, Epsilons, GroupBound, Pair
 
 DEFAULT_ACCOUNTANT = "pld"
@@ -48,13 +49,14 @@ def _epsilons(
     tight = profiles[DEFAULT_ACCOUNTANT]
     assert tight is not None  # it composes everything that a ledger holds
     curve = _curve(tight, _DELTAS if delta is None else (*_DELTAS, delta))
+    found = detection(tight)
     if delta is None:
-        return Epsilons(None, None, accountant, (), curve, ())
+        return Epsilons(None, None, accountant, (), curve, (), found)
     bounds = tuple(_bound(name, profile, delta) for name, profile in profiles.items())
     claimed = next(bound.epsilon for bound in bounds if bound.accountant == accountant)
     sound = [profile for name, profile in profiles.items() if profile and _is_guarantee(name)]
     groups = _groups(sound, delta) if has_groups(events, adjacency) else ()
-    return Epsilons(delta, claimed, accountant, bounds, curve, groups)
+    return Epsilons(delta, claimed, accountant, bounds, curve, groups, found)
 
 
 def _profile(

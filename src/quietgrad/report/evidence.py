@@ -6,7 +6,10 @@ from typing import Any
 
 from quietgrad.accounting import Ledger
 from quietgrad.errors import QuietgradError
+from quietgrad.report.checkpoint import Checkpoint
 from quietgrad.report.settings import Settings
+
+MODEL = "model.safetensors"
 
 
 class ReportError(QuietgradError):
@@ -23,6 +26,7 @@ class Evidence:
         config: what the run was asked to do.
         metrics: one mapping per epoch.
         result: what came out of it; None if it did not get as far.
+        checkpoint: from where it would go on; None if there is none.
         audit: what an audit of such training found, as plain data.
         delta: asked for by the reader, instead of the run's own.
         is_live: whether this comes from an engine, not from files.
@@ -35,6 +39,7 @@ class Evidence:
     config: Mapping[str, Any] | None = None
     metrics: tuple[dict[str, Any], ...] = ()
     result: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
     audit: dict[str, Any] | None = None
     delta: float | None = None
     is_live: bool = False
@@ -48,10 +53,15 @@ class Evidence:
         return found if isinstance(found, Mapping) else {}
 
     @property
+    def options(self) -> Mapping[str, Any]:
+        """What was asked for, by the names of the options."""
+        found = (self.config or {}).get("settings")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def configured_delta(self) -> float | None:
         """As the configuration has it."""
-        options = (self.config or {}).get("settings")
-        found = options.get("delta") if isinstance(options, Mapping) else None
+        found = self.options.get("delta")
         return found if isinstance(found, float) and 0 < found < 1 else None
 
     @property
@@ -60,10 +70,15 @@ class Evidence:
         return self.configured_delta if self.settings is None else self.settings.delta
 
     @property
-    def is_seeded(self) -> bool:
-        """Whether noise that counts can be recomputed."""
+    def has_seeded_noise(self) -> bool:
+        """Whether the ledger or the settings say that noise was seeded."""
         in_ledger = any(event.noise == "seeded" for event in self.ledger.events)
         return in_ledger or (self.settings is not None and self.settings.seeded)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether noise that counts can be recomputed, by anything but what was asked for."""
+        return self.has_seeded_noise or (self.result or {}).get("seed") is not None
 
     @property
     def weight_steps(self) -> int | None:

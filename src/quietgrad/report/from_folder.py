@@ -11,14 +11,16 @@ from quietgrad._checks import require_delta
 from quietgrad._files import file_digest
 from quietgrad.accounting import Ledger
 from quietgrad.report.audited import AuditFindings, audited
+from quietgrad.report.checkpoint import Checkpoint, read_checkpoint
 from quietgrad.report.drawn_up import statement_of
-from quietgrad.report.evidence import Evidence, ReportError
+from quietgrad.report.evidence import MODEL, Evidence, ReportError
+from quietgrad.report.kept import checked_config, checked_result
 from quietgrad.report.metrics import read_lines
 from quietgrad.report.settings import Settings
 from quietgrad.report.statement import Statement
 
 LEDGER, SETTINGS, CONFIG = "ledger.jsonl", "settings.json", "config.json"
-METRICS, RESULT, MODEL = "metrics.jsonl", "result.json", "model.safetensors"
+METRICS, RESULT, CHECKPOINT = "metrics.jsonl", "result.json", "checkpoint.pt"
 
 T = TypeVar("T")
 
@@ -44,22 +46,29 @@ def evidence_in(
     path: Path, *, audit: AuditFindings | None = None, delta: float | None = None
 ) -> Evidence:
     """Everything that a run left behind."""
-    ledger, notices = _ledger(_ledger_in(path))
-    found = {LEDGER: file_digest(_ledger_in(path))}
+    place = _ledger_in(path)
     beside = path if path.is_dir() else None
+    found: dict[str, str] = {}
     if beside is not None and (beside / MODEL).is_file():
         found[MODEL] = file_digest(beside / MODEL)
     metrics, cut = _read(beside, METRICS, found, lambda text: read_lines(text, METRICS)) or ((), ())
+    settings = _read(beside, SETTINGS, found, lambda text: Settings.from_dict(_object(text)))
+    config = _read(beside, CONFIG, found, lambda text: checked_config(_object(text)))
+    result = _read(beside, RESULT, found, lambda text: checked_result(_object(text)))
+    checkpoint, damage = _checkpoint(beside)
+    # Last: a run that is going on writes it before everything else, so it must not seem behind.
+    ledger, notices = _ledger(place)
     return Evidence(
         ledger,
-        _read(beside, SETTINGS, found, lambda text: Settings.from_dict(_object(text))),
-        config=_read(beside, CONFIG, found, _object),
+        settings,
+        config=config,
         metrics=metrics,
-        result=_read(beside, RESULT, found, _object),
+        result=result,
+        checkpoint=checkpoint,
         audit=None if audit is None else audited(audit),
         delta=None if delta is None else require_delta("delta", delta),
-        hashes=found,
-        notices=(*notices, *cut),
+        hashes={LEDGER: file_digest(place), **found},
+        notices=(*notices, *cut, *damage),
     )
 
 
@@ -87,6 +96,20 @@ def _ledger(path: Path) -> tuple[Ledger, tuple[str, ...]]:
         warnings.simplefilter("always")
         ledger = Ledger.read(path)
     return ledger, tuple(f"{each.message}." for each in caught)
+
+
+def _checkpoint(folder: Path | None) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """What a report needs of it. Who trains can do without it, so damage is only a notice."""
+    if folder is None or not (folder / CHECKPOINT).exists():
+        return None, ()
+    try:
+        return read_checkpoint(folder / CHECKPOINT), ()
+    except ValueError as error:
+        notice = (
+            f"{CHECKPOINT} cannot be understood ({error}): whether it holds more steps than the"
+            " ledger is not known."
+        )
+        return None, (notice,)
 
 
 def _read(

@@ -10,18 +10,23 @@ from markupsafe import Markup
 from quietgrad._files import replace_file
 from quietgrad._rounding import printed
 from quietgrad.report.charts import curves_by_epoch, epsilon_curve
+from quietgrad.report.detection import LARGEST_USEFUL
 from quietgrad.report.evidence import ReportError
-from quietgrad.report.metrics import measured_names
+from quietgrad.report.metrics import is_number, is_share, measured_names
+from quietgrad.report.overwriting import require_replaceable
 from quietgrad.report.statement import Statement
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_USEFUL = 1e3  # a larger epsilon protects nobody
-
 
 def write(statement: Statement, path: str | Path) -> None:
-    """Write it as HTML; an older file is replaced as a whole."""
+    """Write it as HTML; an older report is replaced as a whole.
+
+    Raises:
+        ReportError: something else is there, which stays as it is; or there is no place for it.
+    """
+    require_replaceable(Path(path))
     # A lone surrogate, which JSON can spell, is no character of any file.
     content = as_html(statement).encode(errors="replace")
     try:
@@ -38,10 +43,12 @@ def as_html(statement: Statement) -> str:
         s=statement,
         pairs=epsilon_curve(statement),
         curves=curves_by_epoch(statement),
-        columns=_columns(statement),
+        columns=[name.replace("_", " ") for name in _columns(statement)],
+        rows=_rows(statement),
         as_json=_embedded(statement.as_dict()),
         config=_indented(statement.config),
-        most=_USEFUL,
+        about_seed=_about_seed(statement.config or {}),
+        useful=LARGEST_USEFUL,
         up=_up,
         number=_number,
     )
@@ -65,6 +72,34 @@ def _columns(statement: Statement) -> list[str]:
     present = {name for line in statement.metrics for name in line}
     own = [name for name in ("epoch", "steps", "epsilon") if name in present]
     return [*own, *measured_names(statement.metrics)]
+
+
+def _rows(statement: Statement) -> list[list[str]]:
+    """The figures of each epoch: shares in per cent, epsilons rounded up."""
+    columns = _columns(statement)
+    shares = {name for name in columns if is_share(statement.metrics, name)}
+    return [
+        [_cell(name, line.get(name), is_share=name in shares) for name in columns]
+        for line in statement.metrics
+    ]
+
+
+def _cell(name: str, value: Any, *, is_share: bool) -> str:
+    if is_share and is_number(value):
+        return f"{100 * value:.2f} %"
+    return _up(value) if name == "epsilon" and is_number(value) else _number(value)
+
+
+def _about_seed(config: dict[str, Any]) -> str:
+    """What a number called seed gives away, right where it is shown."""
+    if config.get("initial_seed") is None:
+        return ""
+    if config.get("seed") is not None:
+        return "The seed fixes noise and sampling too: with it, nobody is protected."
+    return (
+        "initial_seed fixes the weights before training, and nothing else: it holds nothing"
+        " private, and neither noise nor sampling follow from it."
+    )
 
 
 def _embedded(data: dict[str, Any]) -> Markup:

@@ -145,7 +145,7 @@ def _baseline(evidence: Evidence) -> Item:
     prefix = "One WAS trained on the same data, for comparison. " if trained else ""
     return Item(
         "Models trained without privacy",
-        f"{prefix}A baseline on the same records gives away what it likes: do not release it, nor"
+        f"{prefix}A baseline on the same records may reveal any of them: do not release it, nor"
         " figures of it that tell of single records.",
     )
 

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from quietgrad._rounding import printed
+from quietgrad.report.data_facts import UNKNOWN, data_facts, time_facts
 from quietgrad.report.evidence import Evidence
+from quietgrad.report.plain_names import clipping_in_words, options_in_words
+from quietgrad.report.randomness import randomness
 from quietgrad.report.settings import Settings
 from quietgrad.report.statement import Epsilons, Fact, Section
 from quietgrad.report.versions import versions_here
-from quietgrad.report.wording import count, sampling_in_words
+from quietgrad.report.wording import count, delta_in_words, sampling_in_words
 
-UNKNOWN = "unknown"
 _MOST_GROUPS = 12  # as many as anybody reads; the rest is in the statement's JSON
 
 
@@ -21,10 +23,11 @@ def sections(evidence: Evidence, figures: Epsilons) -> tuple[Section, ...]:
     if settings is not None:
         found.append(_sampling(settings))
     return (
+        Section("Data", tuple(data_facts(evidence))),
         *found,
         Section("Steps", tuple(_steps(evidence))),
         Section("Accounting", tuple(_accounting(evidence, figures))),
-        Section("Randomness", tuple(_randomness(evidence))),
+        Section("Randomness", tuple(randomness(evidence))),
         Section("Software", tuple(_software(evidence))),
         Section("Evidence", tuple(_evidence(evidence))),
     )
@@ -45,7 +48,7 @@ def _mechanism(settings: Settings) -> Section:
         Fact("Standard deviation of the noise", "sigma times the sensitivity"),
         Fact("Sensitivity", f"{settings.sensitivity:.6g} (Euclidean norm, one record)"),
         Fact("Divided by", f"{data.get('normalizer', settings.batch_size)}, a public constant"),
-        Fact("Model", _text(data, "model")),
+        Fact("Model", f"{_text(data, 'model')} (the name of its class)"),
         Fact("Trained parameters", _number(data, "trained_parameters")),
         Fact("Frozen parameters", _number(data, "frozen_parameters")),
         Fact("Optimizer", _text(data, "optimizer")),
@@ -53,7 +56,7 @@ def _mechanism(settings: Settings) -> Section:
     if data.get("noise_schedule"):
         facts.insert(2, Fact("Noise schedule", str(data["noise_schedule"])))
     if data.get("momentum"):
-        facts.append(Fact("Momentum before clipping", str(data["momentum"])))
+        facts.append(Fact("Momentum before clipping", options_in_words(str(data["momentum"]))))
     return Section("Mechanism", tuple(facts))
 
 
@@ -61,7 +64,7 @@ def _clipping(settings: Settings) -> Section:
     data = settings.data
     groups: list[dict[str, Any]] = data["groups"]
     facts = [
-        Fact("Clipping function", _text(data, "clipping")),
+        Fact("Clipping function", clipping_in_words(_text(data, "clipping"))),
         Fact("Groups", count(len(groups), "group")),
         *(
             Fact(f"Group {group.get('name', index)}", _group(group))
@@ -71,7 +74,8 @@ def _clipping(settings: Settings) -> Section:
     if len(groups) > _MOST_GROUPS:
         facts.append(Fact("Further groups", f"{len(groups) - _MOST_GROUPS}, in the JSON below"))
     if data.get("adaptive_radius"):
-        facts.append(Fact("Adaptive radius", f"{data['adaptive_radius']}; radii above: the first"))
+        moves = options_in_words(str(data["adaptive_radius"]))
+        facts.append(Fact("Adaptive radius", f"{moves}; radii above: the first"))
     return Section("Clipping", tuple(facts))
 
 
@@ -86,7 +90,6 @@ def _sampling(settings: Settings) -> Section:
     return Section(
         "Sampling",
         (
-            Fact("Records", f"{settings.dataset_size:,}"),
             Fact("Expected batch", count(settings.batch_size, "record")),
             Fact("Sampling rate (q)", f"{settings.sample_rate:.6g}"),
             Fact("Performed by the sampler", _text(data, "sampler")),
@@ -108,6 +111,7 @@ def _steps(evidence: Evidence) -> Iterator[Fact]:
     if evidence.settings is not None:
         yield Fact("Planned steps", _number(evidence.settings.data, "planned_steps", "no plan"))
     yield Fact("State of the run", _state(evidence))
+    yield from time_facts(evidence)
 
 
 def _last_known(evidence: Evidence) -> str:
@@ -135,7 +139,8 @@ def _state(evidence: Evidence) -> str:
 def _accounting(evidence: Evidence, figures: Epsilons) -> Iterator[Fact]:
     yield Fact("Accountant of the claim", figures.accountant)
     yield Fact("Computed with", f"dp-accounting {versions_here()['dp-accounting']}")
-    yield Fact("Delta", UNKNOWN if figures.delta is None else repr(figures.delta))
+    delta = figures.delta
+    yield Fact("Delta", UNKNOWN if delta is None else f"{delta!r}. {delta_in_words(delta)}")
     claimed = figures.claimed
     yield Fact("Epsilon spent", UNKNOWN if claimed is None else printed(claimed))
     settings = evidence.settings
@@ -146,21 +151,6 @@ def _accounting(evidence: Evidence, figures: Epsilons) -> Iterator[Fact]:
     yield Fact(
         "Cost of tuning",
         "not included; trials count only if they were recorded in the same ledger",
-    )
-
-
-def _randomness(evidence: Evidence) -> Iterator[Fact]:
-    sources = sorted({event.noise for event in evidence.ledger.events})
-    yield Fact("Noise, as recorded", ", ".join(sources) or "none yet")
-    if evidence.settings is not None:
-        yield Fact("Noise source", _text(evidence.settings.data, "noise_source"))
-    yield Fact("Seeded", "YES: nobody is protected" if evidence.is_seeded else "no")
-    yield Fact(
-        "Policy",
-        "the seed fixes noise and sampling, for tests only"
-        if evidence.is_seeded
-        else "keys of noise and sampling come from the operating system; the noise's are kept"
-        " nowhere. A seed of the initial weights holds nothing private",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from quietgrad.report.plain import plain, restored
 
-FORMAT = 1
+FORMAT = 2
 
 Kind = Literal[
     "guarantee",
@@ -13,6 +13,7 @@ Kind = Literal[
     "nothing-released",
     "not-established",
     "no-guarantee",
+    "too-weak",
     "protects-nobody",
 ]
 
@@ -25,7 +26,7 @@ class Verdict:
         kind: what the claim is worth.
         headline: the same in a few words.
         sentence: the guarantee, or why there is none.
-        meaning: what it lets somebody find out at most; empty if nothing is promised.
+        meaning: what it lets somebody find out at most, and what delta is; empty if none holds.
         warnings: what must not be overlooked, the gravest first.
     """
 
@@ -85,6 +86,8 @@ class Epsilons:
         bounds: by each accountant at that delta.
         curve: by privacy loss distributions, from the largest delta to the smallest.
         groups: at the same delta; empty where it is not known.
+        detection: the largest share of used records that any test recognizes, if it wrongly names
+            1 % of the others; by privacy loss distributions.
     """
 
     delta: float | None
@@ -93,6 +96,7 @@ class Epsilons:
     bounds: tuple[Bound, ...]
     curve: tuple[Pair, ...]
     groups: tuple[GroupBound, ...]
+    detection: float
 
 
 @dataclass(frozen=True)

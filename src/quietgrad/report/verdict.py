@@ -1,23 +1,21 @@
 """What a claim is worth, and what must not be overlooked about it."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from quietgrad._rounding import printed
 from quietgrad.accounting import accountants
-from quietgrad.report.contradictions import is_own
+from quietgrad.report.cautions import cautions
+from quietgrad.report.detection import ALL_BUT_CERTAIN, WEAK, meaning
 from quietgrad.report.evidence import Evidence
-from quietgrad.report.metrics import measured_names
 from quietgrad.report.statement import Epsilons, Verdict
-from quietgrad.report.wording import claim, count, guarantee, meaning
+from quietgrad.report.wording import claim, count, delta_in_words, guarantee, hardly_a_guarantee
 
-_SAME_CLAIM = 0.01
+_FEWEST_RECORDS = 100  # a number that is not known is taken to be no smaller
 
 
 def verdict(evidence: Evidence, figures: Epsilons, contradictions: tuple[str, ...]) -> Verdict:
     """The gravest of what can be said comes first; everything else becomes a warning."""
-    warnings = (*contradictions, *_warnings(evidence, figures))
+    warnings = (*contradictions, *cautions(evidence, figures))
     if evidence.is_seeded:
         return _seeded(evidence, warnings)
     if contradictions:
@@ -33,6 +31,8 @@ def verdict(evidence: Evidence, figures: Epsilons, contradictions: tuple[str, ..
         return Verdict("nothing-released", "Nothing released", sentence, "", warnings)
     if figures.delta is None or figures.claimed is None:
         return _without_delta(figures, warnings)
+    if figures.delta >= 1 / _records(evidence):
+        return _with_large_delta(evidence, figures.delta, warnings)
     if not accountants.resolve(figures.accountant).is_guarantee:
         return _approximate(figures, warnings)
     if math.isinf(figures.claimed):
@@ -47,10 +47,16 @@ def verdict(evidence: Evidence, figures: Epsilons, contradictions: tuple[str, ..
 def _promised(evidence: Evidence, figures: Epsilons, warnings: tuple[str, ...]) -> Verdict:
     assert figures.claimed is not None
     assert figures.delta is not None
-    sentence = guarantee(figures.claimed, figures.delta, evidence.ledger.adjacency)
-    explained = meaning(figures.curve)
+    found, adjacency = figures.detection, evidence.ledger.adjacency
+    explained = f"{meaning(found)} {delta_in_words(figures.delta)}"
+    if found >= ALL_BUT_CERTAIN:
+        sentence = hardly_a_guarantee(figures.claimed, figures.delta, adjacency)
+        headline = "A bound that protects hardly anybody"
+        return Verdict("too-weak", headline, sentence, explained, warnings)
+    sentence = guarantee(found, figures.claimed, figures.delta, adjacency)
     if evidence.settings is not None:
-        return Verdict("guarantee", "The guarantee", sentence, explained, warnings)
+        headline = "The guarantee" if found <= WEAK else "A weak guarantee"
+        return Verdict("guarantee", headline, sentence, explained, warnings)
     condition = (
         "By the ledger alone, and only if the noise it records was scaled to gradients that were"
         " clipped as its engine requires: "
@@ -62,11 +68,14 @@ def _promised(evidence: Evidence, figures: Epsilons, warnings: tuple[str, ...]) 
 def _seeded(evidence: Evidence, warnings: tuple[str, ...]) -> Verdict:
     events = evidence.ledger.events
     seeded = sum(event.steps for event in events if event.noise == "seeded")
+    recorded = count(evidence.ledger.steps, "recorded step")
+    found = f"The noise was seeded (in {seeded:,} of {recorded})"
+    if not evidence.has_seeded_noise:
+        found = "The result names a seed, which fixes the noise, though the ledger records none"
     sentence = (
-        f"The noise was seeded (in {seeded:,} of {count(evidence.ledger.steps, 'recorded step')}):"
-        " whoever knows the seed can compute the noise, take it away and read the gradients of"
-        " the records. The figures below would hold for the same training with secret noise; they"
-        " do not hold for this one."
+        f"{found}: whoever knows the seed can compute the noise, take it away and read the"
+        " gradients of the records. The figures below would hold for the same training with secret"
+        " noise; they do not hold for this one."
     )
     return Verdict("protects-nobody", "This run protects nobody", sentence, "", warnings)
 
@@ -92,6 +101,24 @@ def _without_delta(figures: Epsilons, warnings: tuple[str, ...]) -> Verdict:
     return Verdict("not-established", "No delta stated", sentence, "", warnings)
 
 
+def _with_large_delta(evidence: Evidence, delta: float, warnings: tuple[str, ...]) -> Verdict:
+    records = _records(evidence)
+    known = evidence.settings is not None
+    below = f"the number of records ({records:,})" if known else f"even {records} records"
+    smaller = float(f"1e-{math.floor(math.log10(records)) + 1}")
+    sentence = (
+        f"Nothing is promised: delta = {delta!r} is not below one over {below}. Whoever publishes"
+        " one record in full, picked at random, would keep such a promise. State a smaller delta,"
+        f" such as {smaller!r} (quietgrad report DIR --delta {smaller!r}); the curve in the report"
+        " has the epsilon that belongs to it."
+    )
+    return Verdict("no-guarantee", "Delta is too large", sentence, "", warnings)
+
+
+def _records(evidence: Evidence) -> int:
+    return _FEWEST_RECORDS if evidence.settings is None else evidence.settings.dataset_size
+
+
 def _approximate(figures: Epsilons, warnings: tuple[str, ...]) -> Verdict:
     assert figures.claimed is not None
     assert figures.delta is not None
@@ -103,88 +130,3 @@ def _approximate(figures: Epsilons, warnings: tuple[str, ...]) -> Verdict:
         f" is {claim(bound, figures.delta)}, by pld; claim nothing smaller."
     )
     return Verdict("no-guarantee", "No guarantee", sentence, "", warnings)
-
-
-def _warnings(evidence: Evidence, figures: Epsilons) -> list[str]:
-    found = [*evidence.notices, *_about_run(evidence)]
-    settings, ledger = evidence.settings, evidence.ledger
-    if settings is not None and figures.delta and figures.delta >= 1 / settings.dataset_size:
-        found.append(
-            f"delta = {figures.delta!r} is not below one over the number of records"
-            f" ({settings.dataset_size:,}): publishing a random record in full would keep such a"
-            " guarantee."
-        )
-    found += _about_audit(evidence, figures)
-    private = [name for name in measured_names(evidence.metrics) if name.startswith("train")]
-    if private:
-        found.append(
-            f"Figures that seem to be read from training data are in this report"
-            f" ({', '.join(private)}). They carry no noise, and the guarantee does not cover them."
-        )
-    if any(event.noise == "fast" for event in ledger.events):
-        found.append(
-            "Some or all of the noise is of the fast kind: in single precision, and not"
-            " cryptographic on accelerators. The claim rests on nobody exploiting that."
-        )
-    if settings is not None:
-        others = sum(event.steps for event in ledger.events if not is_own(event, settings))
-        if others > settings.steps_by_others:
-            found.append(
-                f"The ledger holds {count(others, 'step')} that the settings do not describe. They"
-                " are counted in every figure."
-            )
-        if settings.data.get("diagnostics"):
-            found.append(
-                "Diagnostics read raw gradients during this training. What they returned or wrote"
-                " is not private."
-            )
-    return found
-
-
-def _about_run(evidence: Evidence) -> list[str]:
-    """What it was, and how far it has come."""
-    found = []
-    config = evidence.config or {}
-    if config.get("smoke"):
-        found.append("This was a smoke run: made data and a small model stand for the recipe's.")
-    if evidence.config is not None and evidence.result is None and evidence.ledger.steps:
-        found.append(
-            "The run was interrupted, or is still going on. If it goes on it spends more, and then"
-            " this report no longer holds."
-        )
-    return found
-
-
-def _about_audit(evidence: Evidence, figures: Epsilons) -> list[str]:
-    """An audit trains anew: what it tested may be another claim than this one."""
-    tested = evidence.audit
-    if tested is None or figures.claimed is None:
-        return []
-    epsilon = float(tested["claimed_epsilon"])
-    recipe, audited = (evidence.config or {}).get("recipe"), tested.get("recipe")
-    if recipe is not None and audited is not None and recipe != audited:
-        return [f"The audit tested another recipe: {audited}, and this run is of {recipe}."]
-    if not tested.get("could_reject", True):
-        return [
-            f"The audit tested nothing: with {count(tested['canaries'], 'planted record')} it could"
-            " not have rejected the claim."
-        ]
-    same = math.isclose(epsilon, figures.claimed, rel_tol=_SAME_CLAIM)
-    if same and tested["delta"] == figures.delta:
-        return _about_length(evidence, tested)
-    return [
-        f"The audit tested another claim than this one: epsilon {printed(epsilon, up=False)} at"
-        f" delta = {tested['delta']!r}."
-    ]
-
-
-def _about_length(evidence: Evidence, tested: Mapping[str, Any]) -> list[str]:
-    """The same epsilon can be spent in a few steps or in many."""
-    about = tested.get("claimed_for")
-    steps = about.get("steps") if isinstance(about, Mapping) else None
-    if steps is None or steps == evidence.ledger.steps:
-        return []
-    return [
-        f"The audit trained otherwise: its claim is about {steps} steps, and this run's ledger"
-        f" records {evidence.ledger.steps:,}."
-    ]

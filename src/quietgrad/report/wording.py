@@ -1,8 +1,5 @@
 """Sentences for people who have to sign: no formula is needed to read them."""
 
-import math
-from collections.abc import Iterable
-
 from quietgrad._rounding import printed
 from quietgrad.accounting import (
     Adjacency,
@@ -12,7 +9,7 @@ from quietgrad.accounting import (
     Poisson,
     TruncatedPoisson,
 )
-from quietgrad.report.statement import Pair
+from quietgrad.report.detection import able
 
 _NEIGHBOURS: dict[Adjacency, str] = {
     "add-remove-one": "add or remove one record",
@@ -37,15 +34,42 @@ _ADJACENCY: dict[Adjacency, str] = {
         " blanked, so that it teaches nothing. The number of records is public."
     ),
 }
-_FALSE_ALARMS = 0.01
-_STRONG, _MODERATE = 3.0, 10.0
+_SEEN = "the trained model, and every version of it on the way"
+_READABLE = 1e13  # longer numbers are counted in powers of ten
 
 
-def guarantee(epsilon: float, delta: float, adjacency: Adjacency) -> str:
-    """The claim in one sentence; epsilon is rounded up."""
+def guarantee(found: float, epsilon: float, delta: float, adjacency: Adjacency) -> str:
+    """The claim in one sentence; epsilon is rounded up.
+
+    Args:
+        found: the share of used records that tests recognize at most; the words follow it.
+        epsilon: of the claim.
+        delta: of the claim.
+        adjacency: of the claim.
+    """
     return (
-        f"Whoever sees the trained model, and every version of it on the way, {_can(epsilon)}"
-        f" {_WHETHER[adjacency]}: {claim(epsilon, delta)}, {_NEIGHBOURS[adjacency]}."
+        f"Whoever sees {_SEEN}, {able(found)} {_WHETHER[adjacency]}:"
+        f" {claim(epsilon, delta)}, {_NEIGHBOURS[adjacency]}."
+    )
+
+
+def hardly_a_guarantee(epsilon: float, delta: float, adjacency: Adjacency) -> str:
+    """The same where tests recognize nearly every used record."""
+    return (
+        f"The bound leaves practically nothing hidden from whoever sees {_SEEN}: a test may tell"
+        f" almost surely {_WHETHER[adjacency]}. Formally this is {claim(epsilon, delta)},"
+        f" {_NEIGHBOURS[adjacency]}; rest no claim of privacy on it, and train again with more"
+        " noise (a smaller epsilon)."
+    )
+
+
+def delta_in_words(delta: float) -> str:
+    """What delta is, where it is stated."""
+    inverse = 1 / delta
+    odds = f"{inverse:,.0f}" if inverse < _READABLE else f"{inverse:.0e}"
+    return (
+        f"Delta is what is left to chance: with a probability of about 1 in {odds}, more may come"
+        " out about a record than epsilon allows."
     )
 
 
@@ -57,28 +81,6 @@ def claim(epsilon: float, delta: float) -> str:
 def adjacency_in_words(adjacency: Adjacency) -> str:
     """Which data sets must look alike."""
     return f"{adjacency}. {_ADJACENCY[adjacency]}"
-
-
-def meaning(curve: Iterable[Pair]) -> str:
-    """The guarantee as a limit on every test for membership, which is what it says exactly."""
-    power = most_found(curve)
-    odds = f"{printed(100 * power, decimals=1)} %"
-    return (
-        f"Whatever else is known: a test that wrongly accuses {100 * _FALSE_ALARMS:g} in 100"
-        f" unused records finds out at most {odds} of used ones."
-        + ("" if power < 1 else " That is no limit at all.")
-    )
-
-
-def most_found(curve: Iterable[Pair], false_alarms: float = _FALSE_ALARMS) -> float:
-    """The largest share of used records that any test finds, at this share of false alarms.
-
-    Every pair bounds it, by e^epsilon a + delta and by 1 - e^-epsilon (1 - delta - a).
-    """
-    return min(
-        (_by_pair(pair, false_alarms) for pair in curve if math.isfinite(pair.epsilon)),
-        default=1.0,
-    )
 
 
 def sampling_in_words(sampling: Participation) -> str:
@@ -104,17 +106,3 @@ def sampling_in_words(sampling: Participation) -> str:
 def count(number: int, noun: str) -> str:
     """So many of them."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _can(epsilon: float) -> str:
-    if epsilon <= _STRONG:
-        return "can hardly tell"
-    if epsilon <= _MODERATE:
-        return "is limited in how surely they can tell"
-    return "is limited only weakly in how surely they can tell"
-
-
-def _by_pair(pair: Pair, false_alarms: float) -> float:
-    steep = math.exp(min(pair.epsilon, 700.0)) * false_alarms + pair.delta
-    flat = 1 - math.exp(-pair.epsilon) * (1 - pair.delta - false_alarms)
-    return min(1.0, steep, max(flat, 0.0))

@@ -1,6 +1,8 @@
 """Saving a run in passing."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from quietgrad.engine import PrivacyEngine
 from quietgrad.runs.folder import RunFolder
@@ -14,9 +16,13 @@ class Checkpointer:
     Args:
         folder: where to save.
         engine: what to save.
+        beside: what else a checkpoint is to hold, by names that an engine does not use.
     """
 
-    def __init__(self, folder: RunFolder, engine: PrivacyEngine) -> None:
+    def __init__(
+        self, folder: RunFolder, engine: PrivacyEngine, beside: Mapping[str, Any] | None = None
+    ) -> None:
+        self._beside = beside or {}
         self._folder = folder
         self._engine = engine
         self._saved_at = 0.0
@@ -25,7 +31,7 @@ class Checkpointer:
     def save(self) -> None:
         """Save now."""
         started = time.perf_counter()
-        self._folder.save(self._engine.state_dict())
+        self._folder.save({**self._beside, **self._engine.state_dict()})
         self._saved_at = time.perf_counter()
         self._cost = self._saved_at - started
 

@@ -6,19 +6,25 @@ whose ledger covers every update in its weights.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copyfileobj, rmtree
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from quietgrad._files import file_digest, replace_file
+from quietgrad._files import file_digest, remove_unfinished, replace_file
 from quietgrad.engine.state import read_state
-from quietgrad.errors import QuietgradError
+from quietgrad.runs.clock import now
+from quietgrad.runs.metrics import MetricsFile
+from quietgrad.runs.writing import RunFolderError, write_json, writing
 
-_FILES = (
+# What a run leaves beside its configuration and its ledger, all of it later than those two.
+FILES = (
     "settings.json",
     "checkpoint.pt",
     "metrics.jsonl",
@@ -26,10 +32,7 @@ _FILES = (
     "result.json",
     "report.html",
 )
-
-
-class RunFolderError(QuietgradError):
-    """The folder does not hold the run that is asked for."""
+_WEIGHTS = ".model."  # begins the name of the folder in which weights are being written
 
 
 class RunFolder:
@@ -50,6 +53,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """The file that an engine takes as its `ledger`."""
         return self.path / "ledger.jsonl"
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """The figures of each epoch."""
+        return MetricsFile(self.path / "metrics.jsonl")
 
     @property
     def has_run(self) -> bool:
@@ -83,7 +91,7 @@ class RunFolder:
                 f"{self.path} holds a run already: resume it, or choose another folder. Its ledger "
                 "says what was spent, so it is not overwritten"
             )
-        taken = [name for name in _FILES if (self.path / name).exists()]
+        taken = [name for name in FILES if os.path.lexists(self.path / name)]
         if taken:
             raise RunFolderError(
                 f"{self.path} holds {', '.join(taken)} and no run: choose another folder. A run"
@@ -99,54 +107,68 @@ class RunFolder:
         self.require_free()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            _write_json(self._config, config)
         except OSError as error:
             raise RunFolderError(
                 f"{self.path} cannot be made ({error}): expected a place for a folder"
             ) from error
+        write_json(self._config, config)
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """What `describe` kept; None if the run did not get as far."""
+        path = self.path / "settings.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}): restore a copy") from error
+        if not isinstance(found, dict):
+            raise RunFolderError(f"{path} is not an engine's settings: restore a copy")
+        return found
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Keep what only the engine knows, for the report."""
-        _write_json(self.path / "settings.json", settings)
+        write_json(self.path / "settings.json", settings)
 
-    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Keep the figures of an epoch, as a line of JSON."""
-        with self._metrics.open("a") as stream:
-            stream.write(json.dumps(metrics) + "\n")
-
-    def keep_metrics_until(self, epoch: int) -> float:
-        """Drop the figures of later epochs, which an interruption undid.
-
-        Returns:
-            How many seconds the epochs that are kept took.
-        """
-        if not self._metrics.exists():
-            return 0.0
-        lines = self._metrics.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if _epoch_of(line) <= epoch]
-        replace_file(self._metrics, lambda stream: stream.write("".join(kept).encode()))
-        return float(json.loads(kept[-1]).get("seconds", 0.0)) if kept else 0.0
+    def remove_unfinished(self) -> None:
+        """Remove what a crash left of files that were being replaced; no run may be going on."""
+        for name in (self._config.name, *FILES):
+            remove_unfinished(self.path / name)
+        for left in self.path.glob(f"{_WEIGHTS}*"):
+            rmtree(left, ignore_errors=True)
 
     def save_model(self, model: nn.Module) -> None:
         """Keep the trained weights, in `model.safetensors`."""
-        path = self._model
-        unfinished = path.with_suffix(".unfinished")
-        save_model(model, str(unfinished))
-        unfinished.replace(path)
+        with (
+            writing(self._model),
+            TemporaryDirectory(
+                dir=self.path, prefix=".model.", ignore_cleanup_errors=True
+            ) as place,
+        ):
+            unfinished = Path(place) / self._model.name
+            save_model(model, str(unfinished))
+            # A copy, since safetensors makes a file that nobody else may read.
+            with unfinished.open("rb") as weights:
+                replace_file(self._model, lambda stream: copyfileobj(weights, stream))
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what came out of the run, in `result.json`.
 
         Returns:
-            The same with the SHA-256 of the weights, by which a report knows them.
+            The same with the SHA-256 of the weights, by which a report knows them, and the time.
+            A run that was finished before keeps the time it was.
         """
-        kept = {**result, "model_sha256": file_digest(self._model)}
-        _write_json(self.path / "result.json", kept)
+        before = self.result
+        finished = now() if before is None else before.get("finished")
+        kept = {**result, "finished": finished, "model_sha256": file_digest(self._model)}
+        write_json(self.path / "result.json", kept)
         return kept
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never half of one."""
-        replace_file(self._checkpoint, lambda stream: torch.save(dict(state), stream))
+        with writing(self._checkpoint):
+            replace_file(self._checkpoint, lambda stream: torch.save(dict(state), stream))
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint; None if the run did not get as far."""
@@ -159,26 +181,9 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
     def _model(self) -> Path:
         return self.path / "model.safetensors"
 
     @property
     def _checkpoint(self) -> Path:
         return self.path / "checkpoint.pt"
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2) + "\n"
-    replace_file(path, lambda stream: stream.write(text.encode()))
-
-
-def _epoch_of(line: str) -> float:
-    """The number in a line; infinite for one that was cut."""
-    try:
-        return float(json.loads(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")

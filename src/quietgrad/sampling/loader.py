@@ -82,6 +82,11 @@ class BatchLoader:
     def __len__(self) -> int:
         return self.draws.length
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """As passed."""
+        return self._dataset
+
     def __iter__(self) -> Iterator[LogicalBatch]:
         start, self._next = self._next, self._next.next_pass()
         key = pass_key(self._seed, start.pass_number) if start.key is None else start.key

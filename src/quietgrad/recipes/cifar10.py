@@ -53,12 +53,13 @@ def cifar10_features() -> Recipe:
         settings=Settings(
             epochs=50,
             batch_size=1024,
-            learning_rate=0.4,  # the papers' 4 for gradients of norm 0.1
+            learning_rate=0.1,
+            ordinary_learning_rate=0.01,
             momentum=0.9,
             epsilon=2.0,
             delta=1e-5,
         ),
-        tuned={"abadi": {"learning_rate": 4.0, "radius": 0.1}},
+        tuned={"abadi": {"learning_rate": 1.0, "radius": 0.1}},
         smoke=Smoke(made_images(_RESNET18_FEATURES)),
         references=tuple(
             Reference(source, clipping, epsilon, value, note=_SIMCLR + more)

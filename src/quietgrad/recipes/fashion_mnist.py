@@ -26,6 +26,7 @@ def fashion_mnist() -> Recipe:
             epochs=40,
             batch_size=2048,
             learning_rate=0.4,  # the papers' 4 for gradients of norm 0.1
+            ordinary_learning_rate=0.1,
             momentum=0.9,
             epsilon=3.0,
             delta=1e-5,

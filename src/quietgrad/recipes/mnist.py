@@ -25,6 +25,7 @@ def mnist() -> Recipe:
             epochs=40,
             batch_size=512,
             learning_rate=0.05,  # the papers' 0.5 for gradients of norm 0.1
+            ordinary_learning_rate=0.05,
             momentum=0.9,
             epsilon=3.0,
             delta=1e-5,

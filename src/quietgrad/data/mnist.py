@@ -24,13 +24,7 @@ def from_package(archive: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def from_folder(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same from ``train-images-idx3-ubyte`` and so on, packed with gzip or not."""
-    return *_part(folder, "train"), *_part(folder, "t10k")
-
-
-def _part(folder: Path, name: str) -> tuple[Tensor, Tensor]:
-    images = idx.images(*_content(folder, f"{name}-images-idx3-ubyte"))
-    labels = idx.labels(*_content(folder, f"{name}-labels-idx1-ubyte"), count=len(images))
-    return images, labels
+    return idx.both_parts(lambda name: _content(folder, name))
 
 
 def _content(folder: Path, name: str) -> tuple[bytes, Path]:

@@ -11,8 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quietgrad.data.fetching import cache_folder
-from quietgrad.errors import DataError
+from quietgrad.data.fetching import made_cache
 
 _NAME = "features"
 
@@ -38,7 +37,7 @@ def kept_features(kind: str, images: Tensor, make: Callable[[], Tensor]) -> Tens
         DataError: there is no folder to keep them in.
     """
     made_of = {"kind": kind, "images": digest_of({"images": images})}
-    path = _folder() / f"{kind}-{made_of['images'][:16]}.safetensors"
+    path = made_cache("features") / f"{kind}-{made_of['images'][:16]}.safetensors"
     if path.is_file():
         found = _read(path, made_of)
         if found is not None and len(found) == len(images):
@@ -78,18 +77,6 @@ def _keep(path: Path, features: Tensor, made_of: Mapping[str, str]) -> None:
 
 def _told(features: Tensor, made_of: Mapping[str, str]) -> dict[str, str]:
     return {**made_of, _NAME: digest_of({_NAME: features})}
-
-
-def _folder() -> Path:
-    folder = cache_folder() / "features"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{folder} cannot be made ({error.strerror}): set QUIETGRAD_CACHE to a folder that can "
-            "be written to"
-        ) from error
-    return folder
 
 
 def _say(line: str) -> None:

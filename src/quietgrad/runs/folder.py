@@ -142,9 +142,7 @@ class RunFolder:
         """Keep the trained weights, in `model.safetensors`."""
         with (
             writing(self._model),
-            TemporaryDirectory(
-                dir=self.path, prefix=".model.", ignore_cleanup_errors=True
-            ) as place,
+            TemporaryDirectory(dir=self.path, prefix=_WEIGHTS, ignore_cleanup_errors=True) as place,
         ):
             unfinished = Path(place) / self._model.name
             save_model(model, str(unfinished))

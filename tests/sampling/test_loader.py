@@ -110,6 +110,30 @@ def test_collating_is_torchs_or_the_users():
     assert [list(batch) for batch in own] == [[3]]
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_batches_go_from_the_short_to_the_long(kind):
+    lengths = [(7 * i) % 11 for i in range(POPULATION)]
+    options = {"physical_batch_size": 3, "seed": 5}
+    plain = drawn(poisson_loader(0.4, 20, **options))
+    ordered = drawn(poisson_loader(0.4, 20, lengths=kind(lengths), **options))
+    assert [sorted(batch) for batch in ordered] == [sorted(batch) for batch in plain]
+    for batch in ordered:
+        assert [lengths[i] for i in batch] == sorted(lengths[i] for i in batch)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([1, 2], f"lengths has 2 values, and the data set {POPULATION} samples"),
+        ([1] * (POPULATION - 1) + [-1], rf"lengths\[{POPULATION - 1}\]=-1"),
+        ([0.5] * POPULATION, r"lengths\[0\]=0.5"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        poisson_loader(0.4, 20, lengths=lengths)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"), [("physical_batch_size", 0), ("seed", -1), ("seed", 0.5)]
 )

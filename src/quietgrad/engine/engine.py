@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -109,6 +109,9 @@ class PrivacyEngine(EngineFacts):
         memory_budget: Bytes of materialized per-sample gradients that may be held.
         collate_fn: Makes a micro-batch from a list of elements.
         num_workers: Worker processes that load data.
+        lengths: Of each sample, say its number of tokens: micro-batches are then filled with
+            samples of like length. Pad each to its longest in ``collate_fn`` or in the loss
+            function, and let padded places count for nothing. Changes speed only.
         seed: Fixes sampling and noise, for tests only: whoever knows it can subtract the noise.
     """
 
@@ -140,6 +143,7 @@ class PrivacyEngine(EngineFacts):
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        lengths: Sequence[int] | Tensor | None = None,
         seed: int | None = None,
     ) -> None:
         checked_optimizer(optimizer)
@@ -165,6 +169,7 @@ class PrivacyEngine(EngineFacts):
             physical_batch_size=physical_batch_size,
             collate_fn=collate_fn,
             num_workers=num_workers,
+            lengths=lengths,
             seed=seed,
         )
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)

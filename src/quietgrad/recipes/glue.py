@@ -19,6 +19,7 @@ from quietgrad.recipes.hugging_face import (
 )
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
 from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.text_classification import TextClassification
 
 Task = Literal["sst2", "qnli", "qqp", "mnli"]
 Prepare = Callable[[nn.Module], nn.Module]
@@ -127,6 +128,7 @@ def _recipe(
         load_data=lambda places: _load(task, places),
         build_model=build_model,
         settings=settings,
+        task=TextClassification(),
         smoke=Smoke(made_tokens(length=6, vocabulary=_WORDS, classes=classes), build_small),
         references=references,
         takes=("data", "model"),
@@ -141,4 +143,5 @@ def _load(task: Task, places: Places) -> Split:
     return Split(
         train=TensorDataset(*train, texts.train_labels),
         test=TensorDataset(*test, texts.test_labels),
+        lengths=train[1].sum(1),
     )

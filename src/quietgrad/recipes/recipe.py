@@ -1,6 +1,6 @@
 """What an experiment consists of: data, model, task, and every public constant of its training."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +15,17 @@ from quietgrad.recipes.tasks import Classification, Task
 
 @dataclass(frozen=True)
 class Split:
-    """Data sets of (input, ..., label) tuples. Only `train` is what privacy is about."""
+    """Data sets of (input, ..., label) tuples. Only `train` is what privacy is about.
+
+    Attributes:
+        train: to learn from.
+        test: to measure with.
+        lengths: of the samples of `train` where they differ: like ones are computed together.
+    """
 
     train: Dataset[Any]
     test: Dataset[Any]
+    lengths: Sequence[int] | Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,8 @@ class Recipe:
         size = len(cast(Sized, split.train))
         if not 1 <= limit <= size:
             raise ValueError(f"limit={limit}: expected 1 to {size}, of which {self.name} consists")
-        return replace(split, train=Subset(split.train, range(limit)))
+        lengths = None if split.lengths is None else split.lengths[:limit]
+        return replace(split, train=Subset(split.train, range(limit)), lengths=lengths)
 
     def small(self) -> "Recipe":
         """The smoke run: made data, a small model, one epoch; no paper has figures for it."""

@@ -76,6 +76,7 @@ def attach(
         model,
         optimizer(settings, model, momentum=momentum),
         split.train,
+        lengths=split.lengths,
         ledger=ledger,
         seed=seed,
         **settings.engine_options,

@@ -1,11 +1,12 @@
 """The loader: logical batches, pass after pass, from a place that can be saved."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from quietgrad._checks import require_count
@@ -14,6 +15,7 @@ from quietgrad.sampling.batch import LogicalBatch
 from quietgrad.sampling.checked import checked_indices
 from quietgrad.sampling.draws import Draws, Resumption
 from quietgrad.sampling.keys import pass_key, worker_seed
+from quietgrad.sampling.lengths import checked_lengths
 from quietgrad.sampling.lookahead import Lookahead
 from quietgrad.sampling.population import population
 from quietgrad.sampling.position import Position, from_bookmark, to_bookmark
@@ -38,6 +40,9 @@ class BatchLoader:
         pin_memory: as for DataLoader.
         worker_init_fn: as for DataLoader.
         prefetch_factor: as for DataLoader.
+        lengths: of each sample, say the number of its tokens. Each batch then goes from the short
+            to the long, so that a micro-batch that is padded to its longest is padded little. Who
+            takes part in a step is what it would be without.
 
     Attributes:
         draws: as passed.
@@ -61,10 +66,12 @@ class BatchLoader:
         pin_memory: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
         prefetch_factor: int | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
     ) -> None:
         _require_same_population(population(dataset), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
+        self._lengths = None if lengths is None else checked_lengths(lengths, draws.population)
         self._dataset = dataset
         self.draws = draws
         self.physical_batch_size = physical_batch_size
@@ -165,6 +172,8 @@ class BatchLoader:
     def _split(self, indices: list[int]) -> list[list[int]]:
         """The indices of one logical batch, as micro-batches."""
         size = self.physical_batch_size or self.draws.population
+        if self._lengths is not None:
+            indices = sorted(indices, key=self._lengths.__getitem__)
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _data_loader(self, ahead: Lookahead, start: Position) -> DataLoader[Any]:

@@ -15,6 +15,8 @@ from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.pulled import Pulled, disjoint
 
+_FLOATS_AT_ONCE = 2**21
+
 
 class Combined(Factor):
     """A sum of factors of different kinds; norms take every cross term ``2 <g1, g2>`` exactly."""
@@ -107,12 +109,14 @@ def _outer_dot_gather(outer: Outer, gather: Gather) -> Tensor:
 
 
 def _materialized_dot(left: Factor, right: Factor) -> Tensor:
+    """Few samples at a time where the parameter is large: their gradients are held twice."""
+    at_once = max(1, _FLOATS_AT_ONCE // max(1, left.shape.numel()))
     products = []
-    for sample in range(left.batch):
-        one = slice(sample, sample + 1)
-        pair = left.select(one).materialize(), right.select(one).materialize()
-        products.append((pair[0] * pair[1]).sum())
-    return torch.stack(products)
+    for start in range(0, left.batch, at_once):
+        some = slice(start, start + at_once)
+        pair = left.select(some).materialize(), right.select(some).materialize()
+        products.append((pair[0] * pair[1]).flatten(1).sum(1))
+    return torch.cat(products)
 
 
 def _kind_of(factor: Factor) -> object:

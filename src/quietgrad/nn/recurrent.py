@@ -91,7 +91,9 @@ class StandardizedGRU(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         """Sequences ``[B, T, inputs]`` to states ``[B, hidden]``."""
         projected = standardized(self.from_input(sequences))
-        state = sequences.new_zeros(len(sequences), self.hidden)
+        # Zeros with a row for each sample: a constant would be taken back through the first step
+        # as a whole, sample by sample, which takes longer than all other steps together.
+        state = (0 * sequences[:, 0, :1]).expand(-1, self.hidden)
         for step in projected.unbind(1):
             state = _gated(step, standardized(self.from_state(state)), state)
         return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
@@ -19,7 +20,9 @@ _EPSILON = 1e-6
 def standardized(features: Tensor) -> Tensor:
     """Each row of the last dimension with mean zero and deviation one."""
     centred = features - features.mean(-1, keepdim=True)
-    return centred / (features.std(-1, keepdim=True) + _EPSILON)
+    # As `std` has it, which takes seven times as long on processors.
+    length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    return centred / (length / math.sqrt(features.shape[-1] - 1) + _EPSILON)
 
 
 class Standardize(nn.Module):

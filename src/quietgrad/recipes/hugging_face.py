@@ -1,5 +1,7 @@
 """Models and tokenizers of `transformers`, from local folders only."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +105,24 @@ def pretrained_encoder(folder: Path) -> nn.Module:
     config = transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
     if hasattr(config, "pooler_fc_size") or config.model_type in ("bert", "roberta"):
         options["add_pooling_layer"] = False
-    encoder: nn.Module = transformers().AutoModel.from_pretrained(folder, **options)
+    with _quietly():
+        encoder: nn.Module = transformers().AutoModel.from_pretrained(folder, **options)
     return encoder
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a progress bar, and without a report of the pooler's weights, which are not used."""
+    logging = transformers().utils.logging
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def small_encoder(vocabulary: int) -> nn.Module:

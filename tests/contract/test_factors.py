@@ -176,6 +176,13 @@ def test_products_and_sums_of_two_uses(left, right):
     same(both.weighted_sum(weights), torch.einsum("b,b...->...", weights, one + other))
 
 
+@pytest.mark.parametrize("samples", [1, 2, B])
+def test_products_a_few_samples_at_a_time(samples, monkeypatch):
+    monkeypatch.setattr("quietgrad.factors.combined._FLOATS_AT_ONCE", samples * SHAPE.numel())
+    (first, one), (second, other) = made("dense", torch.float64, 1), made("outer", torch.float64, 2)
+    same(dot(first, second), (one * other).flatten(1).sum(1))
+
+
 @pytest.mark.parametrize("strategy", get_args(Strategy))
 @NAMED_KINDS
 def test_strategies_differ_in_nothing_but_cost(kind, strategy):

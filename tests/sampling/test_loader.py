@@ -134,6 +134,12 @@ def test_lengths_that_are_none_are_refused(lengths, message):
         poisson_loader(0.4, 20, lengths=lengths)
 
 
+@pytest.mark.parametrize("lengths", [5, torch.tensor(5)])
+def test_lengths_must_be_several(lengths):
+    with pytest.raises(TypeError, match="expected a whole number for each sample"):
+        poisson_loader(0.4, 20, lengths=lengths)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"), [("physical_batch_size", 0), ("seed", -1), ("seed", 0.5)]
 )

@@ -21,7 +21,7 @@ def standardized(features: Tensor) -> Tensor:
     """Each row of the last dimension with mean zero and deviation one."""
     centred = features - features.mean(-1, keepdim=True)
     # As `std` has it, which takes seven times as long on processors.
-    length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
     return centred / (length / math.sqrt(features.shape[-1] - 1) + _EPSILON)
 
 

@@ -183,6 +183,15 @@ def test_products_a_few_samples_at_a_time(samples, monkeypatch):
     same(dot(first, second), (one * other).flatten(1).sum(1))
 
 
+def test_products_of_two_uses_of_a_single_number():
+    one, other = randn(B), randn(B)
+    scale = torch.tensor(0.5, requires_grad=True)
+    pulled = Pulled(Dense(other), Pullback(scale.exp(), scale, isometric=False))
+    expected = other * scale.detach().exp()
+    same(dot(Dense(one), pulled), one * expected)
+    same(combine([Dense(one), pulled]).sq_norm(), (one + expected).square())
+
+
 @pytest.mark.parametrize("strategy", get_args(Strategy))
 @NAMED_KINDS
 def test_strategies_differ_in_nothing_but_cost(kind, strategy):

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from quietgrad import PrivacyEngine, recipes
+from quietgrad.errors import SampleMixingError
 from quietgrad.recipes.tasks import Classification
-from quietgrad.recipes.text_classification import TextClassification, without_padding
+from quietgrad.recipes.text_classification import (
+    TextClassification,
+    require_no_effect_of_padding,
+    without_padding,
+)
 
 pytest.importorskip("transformers")
 from quietgrad.recipes.hugging_face import EncoderClassifier, small_encoder
@@ -23,7 +28,7 @@ def texts():
 
 
 def trained(task, lengths):
-    """Weights after three steps, and the widths the encoder was given."""
+    """Weights after two epochs, and the widths the encoder was given."""
     torch.manual_seed(0)
     model = EncoderClassifier(small_encoder(50), 2).double()
     for module in model.modules():
@@ -67,3 +72,31 @@ def test_a_limit_cuts_the_lengths_too():
     recipe = replace(recipes.load("sst2"), load_data=lambda places: split)
     cut = recipe.changed(limit=5).split(recipes.Places())
     assert len(cut.train) == len(cut.lengths) == 5
+
+
+class Encoder(torch.nn.Module):
+    """Words, and what a convolution makes of each and its neighbours, padding among them."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(50, 6)
+        self.mixed = torch.nn.Conv1d(6, 6, kernel, padding=kernel // 2)
+        self.head = torch.nn.Linear(6, 2)
+
+    def forward(self, tokens, mask):
+        states = self.mixed(self.words(tokens).mT).mT * mask.unsqueeze(-1)
+        return self.head(states.sum(1))
+
+
+def test_an_encoder_that_sees_padding_is_refused():
+    with pytest.raises(SampleMixingError, match="padded further"):
+        require_no_effect_of_padding(Encoder(3), 50, padding=0)
+    model = Encoder(1)
+    require_no_effect_of_padding(model, 50, padding=0)
+    assert model.training
+
+
+def test_encoders_that_hide_padding_are_taken():
+    model = EncoderClassifier(small_encoder(50), 2)
+    require_no_effect_of_padding(model, 50, padding=0)

@@ -115,7 +115,8 @@ def _materialized_dot(left: Factor, right: Factor) -> Tensor:
     for start in range(0, left.batch, at_once):
         some = slice(start, start + at_once)
         pair = left.select(some).materialize(), right.select(some).materialize()
-        products.append((pair[0] * pair[1]).flatten(1).sum(1))
+        # One more dimension, for a parameter that is a single number has none to sum over.
+        products.append((pair[0] * pair[1]).unsqueeze(-1).flatten(1).sum(1))
     return torch.cat(products)
 
 

@@ -1,7 +1,7 @@
 """GLUE tasks with a pretrained encoder: all weights, low-rank adapters, or biases only."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,7 +19,10 @@ from quietgrad.recipes.hugging_face import (
 )
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
 from quietgrad.recipes.settings import Settings
-from quietgrad.recipes.text_classification import TextClassification
+from quietgrad.recipes.text_classification import (
+    TextClassification,
+    require_no_effect_of_padding,
+)
 
 Task = Literal["sst2", "qnli", "qqp", "mnli"]
 Prepare = Callable[[nn.Module], nn.Module]
@@ -116,7 +119,10 @@ def _recipe(
 
     def build_model(places: Places) -> nn.Module:
         encoder = pretrained_encoder(encoder_folder(places))
-        return EncoderClassifier(prepare(encoder), classes)
+        config: Any = encoder.config
+        model = EncoderClassifier(prepare(encoder), classes)
+        require_no_effect_of_padding(model, config.vocab_size, config.pad_token_id or 0)
+        return model
 
     def build_small(places: Places) -> nn.Module:
         return EncoderClassifier(prepare(small_encoder(_WORDS)), classes)

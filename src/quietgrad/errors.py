@@ -61,6 +61,22 @@ class TrainableSetError(QuietgradError):
     """The set of trainable parameters differs from the one the engine was attached to."""
 
 
+class DistributedTrainingError(QuietgradError):
+    """Training is spread over several ranks or devices, which is not supported.
+
+    Args:
+        found: what shows it, and where.
+        remedy: what to do.
+    """
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(
+            f"{found}: training on several ranks or devices is not supported. Each would sample, "
+            "clip and add noise for itself, and the accounting would not hold for what they share. "
+            f"{remedy}"
+        )
+
+
 class BudgetExhaustedError(QuietgradError):
     """Another step would spend more epsilon than was promised."""
 

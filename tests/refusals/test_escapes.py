@@ -151,11 +151,6 @@ def test_scripted_layers():
     assert_exact_or_refused(model, squares, X)
 
 
-def test_data_parallel_on_the_cpu_passes_through():
-    model = nn.DataParallel(Net(lambda net, x: net.last(net.first(x))))
-    assert_exact(model, squares, X)
-
-
 class Marked(torch.Tensor):
     """A tensor subclass that knows nothing of quietgrad."""
 

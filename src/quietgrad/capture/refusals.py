@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.errors import (
+    DistributedTrainingError,
     EscapedGradientError,
     LossError,
     StrayGradientError,
@@ -16,9 +19,55 @@ from quietgrad.errors import (
     UnsupportedOperationError,
 )
 
+_SPREAD = ("torch.nn.parallel.", "torch.distributed.")
+_NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
+
+
+def refuse_distributed(model: nn.Module | None = None) -> None:
+    """A process group of several ranks, and models that are spread over ranks or devices.
+
+    Args:
+        model: looked into if given; without it this costs about a microsecond.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise DistributedTrainingError(
+            f"torch.distributed has a process group of {dist.get_world_size()} ranks",
+            "Train in one process: end the group with torch.distributed.destroy_process_group(), "
+            "or start one process only.",
+        )
+    if not isinstance(model, nn.Module):
+        return
+    anew = "Build the model anew without it, and train in one process."
+    for path, module in model.named_modules():
+        if kind := _spread(type(module)):
+            raise DistributedTrainingError(
+                f"{f'module {path!r}' if path else 'the model'} is a {kind}",
+                "Put the module that it wraps, its .module, in its place, and train in one process."
+                if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+                else anew,
+            )
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        is_flat = getattr(tensor, "_is_flat_param", False)  # left by FullyShardedDataParallel
+        if kind := "FlatParameter" if is_flat else _spread(type(tensor)):
+            raise DistributedTrainingError(f"'{name}' is a {kind}", anew)
+
+
+def _spread(kind: type) -> str | None:
+    """The class, and the one of torch that it is derived from; None if it is of one process.
+
+    Told by where classes are defined: to import them all takes seconds.
+    """
+    for base in kind.__mro__:
+        place = f"{base.__module__}."
+        if place.startswith(_SPREAD) and not place.startswith(_NOT_SPREAD):
+            own = kind.__name__
+            return own if own == base.__name__ else f"{own} ({base.__name__} of {base.__module__})"
+    return None
+
 
 def refuse_unusable(model: nn.Module) -> None:
     """Models whose operations cannot be seen, and parameters that cannot be clipped."""
+    refuse_distributed(model)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperationError(

@@ -18,6 +18,7 @@ from quietgrad._checks import require_count
 from quietgrad._files import replace_file
 from quietgrad.accounting import Adjacency, Ledger
 from quietgrad.capture import Capture
+from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics import StepRecorder
 from quietgrad.engine.arguments import (
@@ -146,6 +147,7 @@ class PrivacyEngine(EngineFacts):
         lengths: Sequence[int] | Tensor | None = None,
         seed: int | None = None,
     ) -> None:
+        refuse_distributed(model)
         checked_optimizer(optimizer)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
@@ -358,6 +360,7 @@ class PrivacyEngine(EngineFacts):
 
     def _require_usable(self) -> None:
         self._release.forbid()
+        refuse_distributed()  # a process group may come later
         self._require_attached()
         self._standing.require_sound()
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quietgrad._checks import require_count, require_number
+from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.grouping.radii import require_positive
 from quietgrad.inspection.subject import require_usable
 from quietgrad.planning.machine import budget, in_words
@@ -63,6 +64,7 @@ def plan(
         QuietgradError: the model or the loss cannot be trained privately as they are.
     """
     require_usable(model, loss_fn)
+    refuse_unusable(model)
     allowed = budget(memory)
     wanted = physical_batch_size
     if wanted is not None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from quietgrad.report.ticks import decades, ticks
 
 _WIDTH, _HEIGHT = 400, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 22, 14, 44
 _MOST_DOTS = 40
 
 

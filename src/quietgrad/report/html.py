@@ -1,6 +1,7 @@
 """A statement as one HTML file that needs nothing else: no script, no font, no network."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from quietgrad.report.statement import Statement
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+_HASH = re.compile("[0-9a-f]{32,}")
 
 
 def write(statement: Statement, path: str | Path) -> None:
@@ -51,6 +54,7 @@ def as_html(statement: Statement) -> str:
         useful=LARGEST_USEFUL,
         up=_up,
         number=_number,
+        is_hash=_HASH.fullmatch,
     )
 
 

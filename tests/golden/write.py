@@ -1,0 +1,114 @@
+"""Write the golden files anew: `python -m tests.golden.write [PART ...]`.
+
+Only after a change of a format, of a figure or of a text that is meant. Read the difference
+before it is committed: what older versions wrote must still be read, so a changed format needs
+new files beside the old ones, not in their place.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import quietgrad as qg
+
+from . import cases
+
+
+def _fresh(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def _dump(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def ledgers() -> None:
+    """Two sessions in one file, and the same file with a cut last line."""
+    _fresh(cases.LEDGERS)
+    for session in cases.ledger_events():
+        book = qg.accounting.Ledger.open(cases.WHOLE, adjacency="replace-one")
+        for event in session:
+            book.record(event)
+        book.close()
+    cases.CUT.write_bytes(cases.WHOLE.read_bytes()[:-5])
+    for path in (cases.WHOLE, cases.CUT):
+        facts = cases.ledger_facts(qg.accounting.Ledger.read(path))
+        _dump(path.with_suffix(".json"), facts)
+
+
+def checkpoints() -> None:
+    """A state of every kind of engine, and where one is that went on without a stop."""
+    _fresh(cases.CHECKPOINTS)
+    for name in cases.ENGINES:
+        model, engine = cases.made_engine(name)
+        cases.train(engine, model, cases.STEPS_BEFORE)
+        torch.save(engine.state_dict(), cases.CHECKPOINTS / f"{name}.pt")
+        before = cases.engine_facts(engine, model)
+        model, engine = cases.made_engine(name)
+        cases.train(engine, model, cases.STEPS_BEFORE + cases.STEPS_AFTER)
+        facts = {"loaded": before, "continued": cases.engine_facts(engine, model)}
+        _dump(cases.CHECKPOINTS / f"{name}.json", facts)
+
+
+def runs() -> None:
+    """A finished run, and the same run stopped with Ctrl-C at its third step."""
+    _fresh(cases.RUNS)
+    done = cases.run(*cases.TRAIN, "--out", str(cases.FINISHED), "--json")
+    assert done.exit_code == 0, done.output
+    original, calls = qg.PrivacyEngine.step, []
+
+    def step(self: qg.PrivacyEngine) -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        original(self)
+
+    qg.PrivacyEngine.step = step  # type: ignore[method-assign]
+    try:
+        stopped = cases.run(*cases.TRAIN, "--out", str(cases.INTERRUPTED), "--json")
+    finally:
+        qg.PrivacyEngine.step = original  # type: ignore[method-assign]
+    assert stopped.exit_code == 130, stopped.output
+    facts = cases.folder_facts(cases.FINISHED, json.loads(done.stdout))
+    _dump(cases.RUNS / "finished.json", facts)
+
+
+def outputs() -> None:
+    """What the commands print with --json."""
+    _fresh(cases.OUTPUTS)
+    os.environ["QUIETGRAD_CACHE"] = tempfile.mkdtemp()
+    for name in cases.COMMANDS:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            _dump(cases.OUTPUTS / f"{name}.json", cases.output(name))
+            os.chdir(cases.HERE)
+
+
+def help() -> None:
+    """What the commands print with --help."""
+    _fresh(cases.HELP)
+    for name, text in cases.help_texts().items():
+        (cases.HELP / f"{name}.txt").write_text(text)
+
+
+PARTS: list[Callable[[], None]] = [ledgers, checkpoints, runs, outputs, help]
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    unknown = set(sys.argv[1:]) - {part.__name__ for part in PARTS}
+    if unknown:
+        sys.exit(f"no such parts: {sorted(unknown)}; there are {[p.__name__ for p in PARTS]}")
+    for part in PARTS:
+        if part.__name__ in (sys.argv[1:] or [part.__name__]):
+            print(part.__name__)
+            part()

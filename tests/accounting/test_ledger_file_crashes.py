@@ -95,7 +95,7 @@ def test_a_full_disk_stops_the_run_with_every_released_step_in_the_file(path):
             print(book.steps)
     """
     process = run(code, path)
-    steps = int(process.communicate(timeout=60)[0])
+    steps = int(process.communicate(timeout=600)[0])
     assert process.returncode == 0
     assert steps > 2
     with warnings.catch_warnings(action="error"):  # the torn line was taken back
@@ -116,7 +116,7 @@ def test_a_killed_process_leaves_every_step_it_released_in_the_file(path):
     assert process.stdout is not None
     released = [int(process.stdout.readline()) for _ in range(50)]
     process.send_signal(signal.SIGKILL)
-    released += [int(line) for line in process.communicate(timeout=60)[0].splitlines()]
+    released += [int(line) for line in process.communicate(timeout=600)[0].splitlines()]
     book = Ledger.open(path)
     assert released == list(range(1, len(released) + 1))
     assert len(released) <= book.steps <= len(released) + 1

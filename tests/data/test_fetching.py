@@ -53,11 +53,18 @@ def test_fetching_verifies_and_keeps(made_source, monkeypatch, cache):
         data.fetch("made")
 
 
-def test_progress_is_watched(made_source, monkeypatch):
-    client(monkeypatch, f"{writes(MADE)}; import time; time.sleep(1)")
-    sizes = []
-    data.fetch("made", watch=sizes.append)
-    assert sizes[-1] >= len(MADE)
+def test_progress_is_watched(made_source, monkeypatch, tmp_path):
+    seen = tmp_path / "seen"
+    # A minute is for a watch that is never told: the test fails then, it does not hang.
+    wait = f"any(os.path.exists({str(seen)!r}) or time.sleep(0.01) for _ in range(6000))"
+    client(monkeypatch, f"import os, time; {writes(MADE)}; {wait}")
+
+    def watch(size):
+        if size >= len(MADE):
+            seen.touch()
+
+    data.fetch("made", watch=watch)
+    assert seen.exists()
 
 
 def test_what_does_not_match_is_not_kept(made_source, monkeypatch, cache):

@@ -7,6 +7,7 @@ upper bound, looser than privacy loss distributions; many papers report it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -107,10 +108,14 @@ def _divergences(release: Release, adjacency: Adjacency, orders: Vector) -> Vect
         return np.full_like(orders, math.inf)
     if adjacency == REPLACE and rate < 1:
         return sampled_substitution_rdp(sigma, rate, orders)
-    return _by_dp_accounting(sigma, rate, adjacency, orders)
+    return np.asarray(_by_dp_accounting(sigma, rate, adjacency, tuple(orders)))
 
 
-def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: Vector) -> Vector:
+@lru_cache(maxsize=64)
+def _by_dp_accounting(
+    sigma: float, rate: float, adjacency: Adjacency, orders: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Kept because a live run, and every run of a sweep, asks for the same ones again."""
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -131,7 +136,7 @@ def _by_dp_accounting(sigma: float, rate: float, adjacency: Adjacency, orders: V
         event = PoissonSampledDpEvent(rate, GaussianDpEvent(sigma))
     with quiet_absl():
         accountant.compose(event)
-    return np.asarray(accountant.divergences, dtype=np.float64)
+    return tuple(accountant.divergences)
 
 
 def _chance_of_a_cut(release: Release) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import torch
 from click.testing import CliRunner
 
 from quietgrad.cli import main
+from quietgrad.runs import Checkpointer
 
-QUICK = ["--epochs", "2", "--seed", "0", "--no-baseline", "--json"]
+SMALL = ["--smoke", "--epochs", "2", "--accountant", "rdp", "--no-baseline"]
+QUICK = [*SMALL, "--seed", "0", "--json"]
+STEPS = 8
 
 
 def run(*arguments):
@@ -41,9 +45,22 @@ def updates(folder):
     return torch.load(path, weights_only=True)["steps_taken"] if path.exists() else 0
 
 
-def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
-    out = tmp_path / "run"
-    assert report("--out", out, *QUICK)["steps"] == 12
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run and its report; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, report("--out", folder, *QUICK)
+
+
+@pytest.fixture
+def out(finished, tmp_path):
+    """A copy of it, to do with as one likes."""
+    return shutil.copytree(finished[0], tmp_path / "run")
+
+
+def test_the_folder_holds_configuration_ledger_and_checkpoint(finished):
+    out, told = finished
+    assert told["steps"] == STEPS
     assert {path.name for path in out.iterdir()} == {
         "config.json",
         "ledger.jsonl",
@@ -54,12 +71,12 @@ def test_the_folder_holds_configuration_ledger_and_checkpoint(tmp_path):
         "model.safetensors",
         "report.html",
     }
-    assert records(out) == updates(out) == 12
+    assert records(out) == updates(out) == STEPS
     config = json.loads((out / "config.json").read_text())
-    assert (config["recipe"], config["changes"]) == ("digits", {"epochs": 2})
-    assert config["settings"]["batch_size"] == 256
+    assert (config["recipe"], config["changes"]) == ("digits", {"accountant": "rdp", "epochs": 2})
+    assert config["settings"]["batch_size"] == 16
     result = json.loads((out / "result.json").read_text())
-    assert result["private"]["ledger_steps"] == 12
+    assert result["private"]["ledger_steps"] == STEPS
 
 
 def test_files_of_others_are_not_overwritten(tmp_path):
@@ -71,30 +88,29 @@ def test_files_of_others_are_not_overwritten(tmp_path):
     assert (tmp_path / "model.safetensors").read_text() == "mine"
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    first = report("--out", tmp_path, *QUICK)
-    again = report("--out", tmp_path, "--resume", *QUICK)
-    assert records(tmp_path) == 12
+def test_a_finished_run_is_not_trained_again(out, finished):
+    _, first = finished
+    again = report("--out", out, "--resume", *QUICK)
+    assert records(out) == STEPS
     assert again["test_accuracy"] == first["test_accuracy"]
     assert again["epsilon"] == first["epsilon"]
 
 
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path, monkeypatch):
-    whole = report("--out", tmp_path / "whole", *QUICK)
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(finished, tmp_path, monkeypatch):
+    whole_folder, whole = finished
     _interrupt_after(monkeypatch, 5)
     stopped = run("--out", tmp_path / "parts", *QUICK)
     monkeypatch.undo()
     assert stopped.exit_code == 130
     assert f"--out {tmp_path / 'parts'} --resume" in stopped.output
     resumed = report("--out", tmp_path / "parts", "--resume", "--no-baseline", "--json")
-    ends = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    ends = weights(tmp_path / "parts"), weights(whole_folder)
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
     assert resumed["epsilon"] == whole["epsilon"]
 
 
 def _interrupt_after(monkeypatch, steps):
     """Ctrl-C right after a checkpoint."""
-    from quietgrad.runs import Checkpointer
 
     def save(self):
         self.save()
@@ -106,7 +122,6 @@ def _interrupt_after(monkeypatch, steps):
 
 def test_steps_that_were_lost_end_a_run_early_with_a_plain_warning(tmp_path, monkeypatch):
     """Ctrl-C after a step was recorded and before it was saved."""
-    from quietgrad.runs import Checkpointer
 
     def save(self):
         if self._engine.steps_taken == 6:
@@ -118,14 +133,14 @@ def test_steps_that_were_lost_end_a_run_early_with_a_plain_warning(tmp_path, mon
     monkeypatch.undo()
     resumed = run("--out", tmp_path / "run", "--resume", "--json")
     assert resumed.exit_code == 0
-    assert json.loads(resumed.stdout)["private"]["steps"] == 11
+    assert json.loads(resumed.stdout)["private"]["steps"] == STEPS - 1
     (line,) = (line for line in resumed.stderr.splitlines() if "the budget is spent" in line)
-    assert line.startswith("Warning: the budget is spent: of 12 planned steps, 1 was recorded")
+    assert line.startswith("Warning: the budget is spent: of 8 planned steps, 1 was recorded")
     assert "UserWarning" not in resumed.stderr
 
 
 def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
-    result = run("--out", tmp_path / "new", "--resume", "--epochs", "1", "--no-baseline")
+    result = run("--out", tmp_path / "new", "--resume", *SMALL)
     assert result.exit_code == 0
     assert "Nothing to resume" in result.output
 
@@ -139,22 +154,20 @@ def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
         (["--resume", "--seed", "1"], "begun with seed=0, not 1"),
     ],
 )
-def test_a_run_is_neither_overwritten_nor_changed(tmp_path, arguments, message):
-    report("--out", tmp_path, *QUICK)
-    before = (tmp_path / "ledger.jsonl").read_bytes()
-    result = run("--out", tmp_path, *arguments)
+def test_a_run_is_neither_overwritten_nor_changed(out, arguments, message):
+    before = (out / "ledger.jsonl").read_bytes()
+    result = run("--out", out, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert (out / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_run_may_be_resumed_with_the_values_it_has_anyway(tmp_path):
-    report("--out", tmp_path, *QUICK)
-    report("--out", tmp_path, "--resume", "--epsilon", "3", "--sampling", "poisson", *QUICK)
+def test_a_run_may_be_resumed_with_the_values_it_has_anyway(out):
+    report("--out", out, "--resume", "--epsilon", "3", "--sampling", "poisson", *QUICK)
 
 
 def test_an_approximation_is_called_one_beside_its_figure():
-    result = run("--accountant", "gdp", "--epochs", "1", "--no-baseline")
+    result = run("--smoke", "--accountant", "gdp", "--no-baseline")
     assert "(NOT a guarantee)" in result.output
     assert "What holds is" in " ".join(result.output.split())
 
@@ -165,27 +178,25 @@ def test_resume_needs_a_folder():
     assert "--resume needs --out" in result.output
 
 
-def test_a_ledger_cut_in_half_goes_on_from_the_checkpoint(tmp_path):
-    report("--out", tmp_path, *QUICK)
-    ledger = tmp_path / "ledger.jsonl"
+def test_a_ledger_cut_in_half_goes_on_from_the_checkpoint(out):
+    ledger = out / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])
-    result = run("--out", tmp_path, "--resume", *QUICK)
+    result = run("--out", out, "--resume", *QUICK)
     assert result.exit_code == 0
     assert "whole records were recovered" in result.stderr
-    assert json.loads(result.stdout)["private"]["ledger_steps"] == 12
+    assert json.loads(result.stdout)["private"]["ledger_steps"] == STEPS
 
 
-def test_an_edited_ledger_is_refused(tmp_path):
-    report("--out", tmp_path, *QUICK)
-    ledger = tmp_path / "ledger.jsonl"
+def test_an_edited_ledger_is_refused(out):
+    ledger = out / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"steps":1', '"steps":0', 1))
-    result = run("--out", tmp_path, "--resume", *QUICK)
+    result = run("--out", out, "--resume", *QUICK)
     assert result.exit_code == 2
     assert "line 2, was altered" in result.output
 
 
-def test_shuffled_batches_show_both_epsilons(tmp_path):
-    result = run("--sampling", "shuffled", "--adjacency", "replace-one", "--epochs", "1")
+def test_shuffled_batches_show_both_epsilons():
+    result = run(*SMALL, "--sampling", "shuffled", "--adjacency", "replace-one")
     assert result.exit_code == 0
     assert "Poisson sampling would have spent" in result.output
     assert "does not hold" in " ".join(result.output.split())
@@ -208,13 +219,17 @@ main()
 """
 
 
-def killed_at_random(out, moment, kills, options=()):
+# Long enough not to end before it is killed.
+KILLED = ["--smoke", "--epochs", "20", "--accountant", "rdp", "--no-baseline"]
+
+
+def killed_at_random(out, moment, kills):
     """Start or resume, and kill -9, again and again; the counts after each.
 
     Every other kill comes between a record and its checkpoint, the rest at random moments.
     """
     arguments = ["train", "digits", "--out", str(out)]
-    arguments += ["--resume", "--no-baseline", "--json", *options]
+    arguments += ["--resume", "--json", *KILLED]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     counts = []
     for number in range(kills):
@@ -241,14 +256,14 @@ def check_kills(tmp_path, kills):
         assert ledger >= in_weights
         assert ledger >= ledger_before
     assert counts[0] == (1, 0)
-    final = report("--out", out, "--resume", "--no-baseline", "--json")
+    final = report("--out", out, "--resume", "--json")
     assert final["ledger_steps"] == records(out) >= updates(out) == final["steps"]
     assert final["epsilon"] <= 3.0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_kill_minus_nine_leaves_a_ledger_that_covers_the_weights(tmp_path):
-    check_kills(tmp_path, kills=2)
+    check_kills(tmp_path, kills=1)
 
 
 @pytest.mark.slow

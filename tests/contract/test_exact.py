@@ -1,8 +1,11 @@
-"""Norms, weights and clipped sums equal a batch-of-one loop: every case, in every combination."""
+"""Norms, weights and clipped sums equal a batch-of-one loop: every case, every strategy.
+
+A case takes one pair of grouping and clipping for each strategy; all pairs are `slow`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from functools import cache
 from itertools import product
 from typing import Any, get_args
@@ -25,9 +28,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::Fu
 
 STRATEGIES = get_args(Strategy)
 GROUPINGS = (*groupings.names(), "uniform:2")
+POSITIONS = {name: position for position, name in enumerate(CASES)}
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
 @cache
@@ -57,72 +62,118 @@ def different_groupings(model: torch.nn.Module) -> list[str]:
     return list(found.values())
 
 
-def check(problem: Problem, truth: dict[str, Tensor], dtype: torch.dtype, **options: Any) -> None:
-    radius = radius_between(norms_of(truth))
-    found = qg.clipped_sum(problem.model, problem, radius=radius, **options)
-    weigh = clippings.resolve(options["clipping"]).weights
-    assert_same_outcome(found, truth, weigh, TOLERANCES[dtype])
+@cache
+def turns() -> dict[tuple[str, str], tuple[str, str]]:
+    """A pair of grouping and clipping for each case and strategy: what was tried least so far."""
+    tried: Counter[tuple[str, ...]] = Counter()
+    chosen = {}
+    for name, strategy in product(CASES, STRATEGIES):
+        pair = min(all_pairs(name), key=lambda p, s=strategy: (tried[(s, *p)], tried[p]))
+        tried.update([(strategy, *pair), pair])
+        chosen[name, strategy] = pair
+    return chosen
 
 
-def check_in_float64(name: str, strategy: str, *, whole: bool) -> None:
-    """All pairs of grouping and clipping, or as many as it takes for each to have its turn."""
-    problem, truth = known(name, torch.float64)
-    kinds = different_groupings(problem.model)
-    pairs = list(product(kinds, clippings.names()))
-    if not whole:
-        start = STRATEGIES.index(strategy)  # so that strategies take turns with other pairs
-        turns = range(start, start + max(len(kinds), len(clippings.names())))
-        pairs = [(_turn(kinds, turn), _turn(clippings.names(), turn)) for turn in turns]
-    with precision(torch.float64):
-        for grouping, clipping in pairs:
-            options = {"clipping": clipping, "grouping": grouping, "strategy": strategy}
-            check(problem, truth, torch.float64, verify=False, **options)
+@cache
+def all_pairs(name: str) -> list[tuple[str, str]]:
+    kinds = different_groupings(CASES[name].problem().model)
+    return list(product(kinds, clippings.names()))
 
 
-def _turn(names: Sequence[str], turn: int) -> str:
-    return names[turn % len(names)]
+def turn_of_strategy(name: str) -> str:
+    return STRATEGIES[POSITIONS[name] % len(STRATEGIES)]
 
 
-@every_strategy
+def check(name: str, dtype: torch.dtype, *, rows: slice = slice(None), **options: Any) -> None:
+    """The clipped sum of a case, or of some rows of it, against the loop."""
+    problem, whole = known(name, dtype)
+    truth = {parameter: grads[rows] for parameter, grads in whole.items()}
+    radius, weigh = radius_between(norms_of(truth)), clippings.resolve(options["clipping"]).weights
+    try:
+        with precision(dtype):
+            found = qg.clipped_sum(problem.model, lambda: problem(rows), radius=radius, **options)
+        assert_same_outcome(found, truth, weigh, TOLERANCES[dtype])
+    except Exception as error:
+        error.add_note(f"{name}, {dtype}, {options}")
+        raise
+
+
 @every_case
-def test_every_clipping_and_every_grouping_in_float64(name, strategy):
-    check_in_float64(name, strategy, whole=strategy == "auto")
+def test_every_strategy_in_float64(name):
+    for strategy in STRATEGIES:
+        grouping, clipping = turns()[name, strategy]
+        options = {"clipping": clipping, "grouping": grouping, "strategy": strategy}
+        check(name, torch.float64, verify=False, **options)
+
+
+def test_every_combination_has_its_turn():
+    tried = {(strategy, *pair) for (_, strategy), pair in turns().items()}
+    often = [grouping for grouping in GROUPINGS if grouping != "block-wise"]
+    assert tried >= set(product(STRATEGIES, often, clippings.names()))
+    # Few cases have repeated blocks.
+    blocks = {(s, clipping) for s, grouping, clipping in tried if grouping == "block-wise"}
+    assert {s for s, _ in blocks} == set(STRATEGIES)
+    assert {clipping for _, clipping in blocks} == set(clippings.names())
 
 
 @pytest.mark.slow
 @every_strategy
 @every_case
 def test_all_pairs_of_clipping_and_grouping_in_float64(name, strategy):
-    check_in_float64(name, strategy, whole=True)
+    for grouping, clipping in all_pairs(name):
+        options = {"clipping": clipping, "grouping": grouping, "strategy": strategy}
+        check(name, torch.float64, verify=False, **options)
 
 
 @every_case
 def test_float32(name):
-    problem, truth = known(name, torch.float32)
-    for strategy in STRATEGIES:
-        options = {"clipping": "auto-s", "grouping": "all-layer", "strategy": strategy}
-        check(problem, truth, torch.float32, verify=strategy == "auto", **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@every_case
-def test_per_sample_gradients(name, dtype):
-    problem, truth = known(name, dtype)
-    for verify in (True, False):
-        with precision(dtype):
-            found = qg.per_sample_grads(problem.model, problem, verify=verify)
-        assert_same_grads(found, truth, TOLERANCES[dtype])
+    strategy = turn_of_strategy(name)
+    options = {"clipping": "auto-s", "grouping": "all-layer", "strategy": strategy}
+    check(name, torch.float32, verify=True, **options)
 
 
 @every_case
 def test_a_batch_of_one(name):
-    problem, truth = known(name, torch.float64)
-    alone = {parameter: grads[:1] for parameter, grads in truth.items()}
-    weigh = clippings.resolve("auto-s").weights
-    for strategy in STRATEGIES:
-        with precision(torch.float64):
-            found = qg.clipped_sum(problem.model, lambda: problem(slice(0, 1)), strategy=strategy)
-        assert_same_outcome(found, alone, weigh, TOLERANCES[torch.float64])
+    options = {"clipping": "auto-s", "strategy": turn_of_strategy(name)}
+    check(name, torch.float64, rows=slice(0, 1), **options)
+
+
+@pytest.mark.slow
+@every_strategy
+@every_case
+def test_float32_and_a_batch_of_one_with_every_strategy(name, strategy):
+    options = {"clipping": "auto-s", "strategy": strategy}
+    for verify in (True, False):
+        check(name, torch.float32, verify=verify, **options)
+    check(name, torch.float64, rows=slice(0, 1), **options)
+
+
+def check_per_sample_gradients(name: str, dtype: torch.dtype, *, verify: bool) -> None:
+    problem, truth = known(name, dtype)
+    with precision(dtype):
+        found = qg.per_sample_grads(problem.model, problem, verify=verify)
+    assert_same_grads(found, truth, TOLERANCES[dtype])
+
+
+@every_case
+def test_per_sample_gradients_and_the_model_is_left_as_it_was(name):
+    problem, _ = known(name, torch.float64)
+    before = {key: value.clone() for key, value in problem.model.state_dict().items()}
+    check_per_sample_gradients(name, torch.float64, verify=True)
+    after = problem.model.state_dict()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    assert all(parameter.grad is None for parameter in problem.model.parameters())
+    for module in problem.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        assert not any("quietgrad" in type(hook).__module__ for hook in hooks)
+
+
+@pytest.mark.slow
+@every_dtype
+@every_case
+def test_per_sample_gradients_verified_or_not(name, dtype):
+    for verify in (True, False):
+        check_per_sample_gradients(name, dtype, verify=verify)
 
 
 @every_case
@@ -142,17 +193,3 @@ def test_autocast_to_bfloat16(name):
     assert all(grad.dtype == torch.float32 for grad in found.grads.values())
     weigh = clippings.resolve("auto-s").weights
     assert_same_outcome(found, truth, weigh, TOLERANCES[torch.bfloat16])
-
-
-@every_case
-def test_the_model_is_left_as_it_was(name):
-    problem, _ = known(name, torch.float64)
-    before = {key: value.clone() for key, value in problem.model.state_dict().items()}
-    with precision(torch.float64):
-        qg.clipped_sum(problem.model, problem)
-    after = problem.model.state_dict()
-    assert all(torch.equal(value, after[key]) for key, value in before.items())
-    assert all(parameter.grad is None for parameter in problem.model.parameters())
-    for module in problem.model.modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        assert not any("quietgrad" in type(hook).__module__ for hook in hooks)

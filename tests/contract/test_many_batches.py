@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn, randn
 
@@ -81,7 +81,6 @@ def runs(draw) -> tuple[nn.Module, list[Problem]]:
     return model, batches
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)
 @given(run=runs())
 def test_batches_of_changing_shape(run):
     check(*run)

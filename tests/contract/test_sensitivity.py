@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::Fu
 GROUPINGS = ("all-layer", "layer-wise", "param-wise", "type-wise", "uniform:2")
 
 every_clipping = pytest.mark.parametrize("clipping", clippings.names())
-every_grouping = pytest.mark.parametrize("grouping", GROUPINGS)
+each_example_takes_many_sums = settings(max_examples=settings().max_examples // 4)
+
+
+def pairs() -> Iterator[Any]:
+    """Clippings and groupings: each has its turn by default, and all pairs are `slow`."""
+    for i, clipping in enumerate(clippings.names()):
+        for j, grouping in enumerate(GROUPINGS):
+            marks = () if j == i % len(GROUPINGS) else pytest.mark.slow
+            yield pytest.param(clipping, grouping, marks=marks)
 
 
 def mlp() -> nn.Module:
@@ -100,16 +109,15 @@ def largest_move(problem: Problem, **options: str) -> float:
     return max(moves)
 
 
-@every_grouping
-@every_clipping
-@settings(deadline=None, max_examples=12, derandomize=True)
+@pytest.mark.parametrize(("clipping", "grouping"), [*pairs()])
+@each_example_takes_many_sums
 @given(problem=problems())
 def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(clipping, grouping, problem):
     assert largest_move(problem, clipping=clipping, grouping=grouping) <= 1 + 1e-6
 
 
 @every_clipping
-@settings(deadline=None, max_examples=25, derandomize=True)
+@each_example_takes_many_sums
 @given(problem=problems(torch.float32))
 def test_so_does_one_in_float32(clipping, problem):
     assert largest_move(problem, clipping=clipping, grouping="layer-wise") <= 1 + 1e-3
@@ -132,7 +140,7 @@ def test_gradients_whose_squares_underflow_are_bounded_too(clipping, dtype, expo
 
 
 @every_clipping
-@settings(deadline=None, max_examples=12, derandomize=True)
+@each_example_takes_many_sums
 @given(problem=problems(), bad=st.sampled_from([torch.nan, torch.inf, -torch.inf]), data=st.data())
 def test_samples_that_are_not_finite_contribute_nothing(clipping, problem, bad, data):
     inputs, weights = problem.inputs

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 
 from quietgrad.errors import SampleMixingError
 
 from .checks import clip_all, mixes, trains_something
 from .program import Program
 from .strategies import LIKE_OTHER_SIZES, UNLIKE_OTHER_SIZES, mixing_programs
-from .test_programs import ALWAYS_THE_SAME, UNHURRIED
+from .test_programs import OTHERS_EACH_TIME, UNHURRIED
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning:torch")
 
 
-@settings(ALWAYS_THE_SAME, max_examples=80)
+@UNHURRIED
 @given(program=mixing_programs(UNLIKE_OTHER_SIZES))
 def test_the_same_programs_every_time(program: Program) -> None:
     check_refused(program)
 
 
-@settings(ALWAYS_THE_SAME, max_examples=80)
+@UNHURRIED
 @given(program=mixing_programs(LIKE_OTHER_SIZES))
 def test_as_many_samples_as_positions_or_features(program: Program) -> None:
     check_refused(program)
 
 
 @pytest.mark.slow
-@settings(UNHURRIED, max_examples=3000)
+@OTHERS_EACH_TIME
 @given(program=mixing_programs(UNLIKE_OTHER_SIZES | LIKE_OTHER_SIZES))
 def test_other_programs_each_time(program: Program) -> None:
     check_refused(program)

@@ -26,7 +26,6 @@ options = st.builds(
     st.sampled_from(sorted(get_args(Strategy))),
 )
 UNHURRIED = settings(
-    deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=[
         HealthCheck.too_slow,
@@ -34,17 +33,17 @@ UNHURRIED = settings(
         HealthCheck.data_too_large,
     ],
 )
-ALWAYS_THE_SAME = settings(UNHURRIED, derandomize=True, database=None)
+OTHERS_EACH_TIME = settings(UNHURRIED, derandomize=False, max_examples=3000)
 
 
-@settings(ALWAYS_THE_SAME, max_examples=80)
+@UNHURRIED
 @given(program=programs(), how=options)
 def test_the_same_programs_every_time(program: Program, how: Options) -> None:
     check(program, how)
 
 
 @pytest.mark.slow
-@settings(UNHURRIED, max_examples=3000)
+@OTHERS_EACH_TIME
 @given(program=programs(), how=options)
 def test_other_programs_each_time(program: Program, how: Options) -> None:
     check(program, how)

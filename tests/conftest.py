@@ -1,0 +1,47 @@
+"""How thoroughly the tests look, and what they need not compute twice."""
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from quietgrad.accounting.accountants.pld import PLD
+
+# Few examples, the same each time; `HYPOTHESIS_PROFILE=thorough` draws many, others each time.
+settings.register_profile(
+    "fast", max_examples=40, derandomize=True, database=None, deadline=None, print_blob=True
+)
+settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+class Remembered:
+    """A privacy profile that answers the same question only once."""
+
+    def __init__(self, profile: Any) -> None:
+        self.epsilon, self.delta = lru_cache(profile.epsilon), lru_cache(profile.delta)
+
+
+compose = PLD.profile
+
+
+@lru_cache(maxsize=256)
+def composed(accountant: PLD, releases: frozenset, adjacency: Any, precision: Any) -> Remembered:
+    return Remembered(compose(accountant, dict(releases), adjacency, precision=precision))
+
+
+@pytest.fixture(autouse=True)
+def remembered_profiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests calibrate the same small run; only the tests of accounting need the work done."""
+    if "accounting" in request.path.parts:
+        return
+
+    def profile(
+        self: PLD, releases: Mapping[Any, int], adjacency: Any, *, precision: Any = "fine"
+    ) -> Remembered:
+        return composed(self, frozenset(releases.items()), adjacency, precision)
+
+    monkeypatch.setattr(PLD, "profile", profile)

@@ -37,6 +37,7 @@ def test_an_earlier_peak_does_not_count(monkeypatch):
         assert highest.bytes() - before < MEGABYTES << 20
 
 
+@pytest.mark.slow  # the command starts such processes too, for its table
 def test_a_process_of_its_own():
     found = peak_memory(KINDS[0], NonPrivate(), 2, "default")
     assert isinstance(found, Memory)
@@ -48,7 +49,7 @@ def test_a_process_of_its_own():
     ("act", "reason"),
     [
         (standins.break_at_once, "IndexError: position ids have batch size 1"),
-        (standins.die, "the process ended with exit code 3"),
+        pytest.param(standins.die, "the process ended with exit code 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_fails_says_why(act, reason):

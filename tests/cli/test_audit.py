@@ -10,6 +10,7 @@ from quietgrad.plots import audit_figure
 from .helpers import assert_refused, run, text_of
 
 QUICK = ["audit", "digits", "--epochs", "1", "--epsilon", "1", "--canaries", "200", "--seed", "0"]
+SMALL = [*QUICK, "--smoke"]
 
 
 def test_claim_and_bound_are_printed_and_drawn(tmp_path):
@@ -39,14 +40,14 @@ def test_broken_training_exits_with_1_and_says_so():
 
 
 def test_too_few_canaries_test_nothing():
-    result = run(*QUICK, "--canaries", "1", "--guesses", "1")
+    result = run(*SMALL, "--canaries", "1", "--guesses", "1")
     assert result.exit_code == 0, result.output
     assert "NOT TESTED: 1 canaries cannot refute" in text_of(result)
     assert "Not violated" not in result.output
 
 
 def test_json_is_the_whole_output_and_repeatable():
-    first, second = (run(*QUICK, "--json") for _ in range(2))
+    first, second = (run(*SMALL, "--json") for _ in range(2))
     assert first.exit_code == 0
     report = json.loads(first.stdout)
     assert report == json.loads(second.stdout)

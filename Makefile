@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The constraints are not optional: they pin the torch build that is tested.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-CHECKED := src tests $(wildcard benchmarks examples docs/*.py)
+CHECKED := src tests tools benchmarks examples docs/build_api.py docs/papers/figures
 
-.PHONY: setup demo test lint bench docs clean distclean
+.PHONY: setup demo test lint bench figures docs clean distclean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.stamp-setup
@@ -23,7 +23,11 @@ lint: setup
 	$(BIN)/mypy
 
 bench: $(VENV)/.stamp-bench
-	$(BIN)/quietgrad bench --rounds 5 --out docs/benchmarks
+	$(BIN)/python -m benchmarks.bench --rounds 5 --out docs/benchmarks $(BENCH)
+
+# The papers' figures that need no training; FIGURES='--list' names them.
+figures: $(VENV)/.stamp-setup
+	PYTHONPATH=docs/papers $(BIN)/python -m figures $(FIGURES)
 
 # The API reference, from docstrings: build/docs/index.html.
 docs: $(VENV)/.stamp-docs

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from benchmarks.bench.workloads import Workload
+from figures.panels import Curve, Panel, Picture, panels_figure
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.benchmark.workload import Workload
 from quietgrad.data import ImageData
-from quietgrad.plots.panels import Curve, Panel, Picture
-from quietgrad.plots.panels_picture import panels_figure
 
 DELTA = 1e-5
 PHYSICAL = 64

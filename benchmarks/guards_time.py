@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.bench import workloads
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.benchmark import workloads
-from quietgrad.capture.buffers import BufferWatch
+from quietgrad.capture.provenance import BufferWatch
 from quietgrad.engine import engine as engine_module
 
 SPENT: Counter[str] = Counter()

@@ -16,47 +16,40 @@ PACKAGE = Path(quietgrad.__file__).parent
 MAY_IMPORT = {
     "_checks": set(),
     "_files": set(),
-    "_names": set(),
-    "_rounding": set(),
+    "_format": set(),
     "_version": set(),
     "errors": set(),
     "keystream": set(),
     "factors": {"errors"},
-    "timings": set(),
-    "strategies": {"_checks", "factors", "timings"},
+    "strategies": {"_checks", "factors"},
     "capture": {"errors", "factors"},
-    "clipping": {"_names"},
-    "grouping": {"_names", "clipping"},
-    "noise": {"_checks", "_names", "keystream"},
-    "accounting": {"_checks", "_names", "_version", "errors"},
-    "sampling": {"_checks", "_names", "accounting", "errors", "keystream"},
-    "progress": {"errors"},
+    "clipping": {"_checks"},
+    "grouping": {"_checks", "clipping"},
+    "noise": {"_checks", "keystream"},
+    "accounting": {"_checks", "_version", "errors"},
+    "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
 MAY_IMPORT["transforms"] = {"_checks"}
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
-MAY_IMPORT["variance"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
+MAY_IMPORT["methods"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["diagnostics"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
-MAY_IMPORT["report"] = {"_checks", "_files", "_rounding", "_version", "accounting", "errors"}
+MAY_IMPORT["report"] = {"_checks", "_files", "_format", "_version", "accounting", "errors"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["features"] = {"_checks", "accounting", "noise"}
-MAY_IMPORT["data"] = {"_files", "_names", "errors"}
+MAY_IMPORT["data"] = {"_checks", "_files", "errors"}
 MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors"}
-MAY_IMPORT["benchmark"] = {"_checks", "_names", "engine", "errors", "nn", "strategies"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
-MAY_IMPORT["figures"] = {"_names", "clipping", "nn", "planning", "plots", "theory"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
-    "benchmark",
     "recipes",
     "plots",
-    "figures",
     "cli",
 }  # quietgrad/__init__.py itself
 
@@ -103,7 +96,7 @@ def test_imports_follow_the_order(path):
     assert not wrong, f"{name_of(path)} must not import {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("part", ["accounting", "_checks", "errors", "plots", "progress", "report"])
+@pytest.mark.parametrize("part", ["accounting", "_checks", "errors", "plots", "report"])
 def test_parts_without_torch(part):
     for path in MODULES:
         if part_of(name_of(path)) == part:

@@ -6,8 +6,7 @@ from torch import nn
 
 import quietgrad as qg
 from quietgrad.factors import Outer
-from quietgrad.strategies import Evaluator, Way
-from quietgrad.timings import Timings
+from quietgrad.strategies import Evaluator, Kernel, Timings
 
 WAYS = ("slow", "quick", "middling")
 SECONDS = {"slow": 3.0, "quick": 1.0, "middling": 2.0}
@@ -43,7 +42,7 @@ def test_a_way_that_is_out_of_the_question_is_not_chosen():
 
 
 def test_what_is_tried_changes_nothing_but_rounding():
-    timings = Timings[Way]()
+    timings = Timings[Kernel]()
     found = set()
     for _ in range(8):
         torch.manual_seed(0)

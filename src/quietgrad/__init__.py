@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from quietgrad.engine import PrivacyEngine
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
+    from quietgrad.methods import AdaptiveRadius, BatchClipping, InnerOuter, SelfAugmentation
     from quietgrad.planning import AutoGrouping, plan
-    from quietgrad.variance import AdaptiveRadius, BatchClipping, InnerOuter, SelfAugmentation
 
 __all__ = [
     "AdaptiveRadius",
@@ -83,13 +83,13 @@ _MODULES = {
     "transforms",
 }
 _HOMES = {
-    "AdaptiveRadius": "variance",
+    "AdaptiveRadius": "methods",
     "AutoGrouping": "planning",
-    "BatchClipping": "variance",
+    "BatchClipping": "methods",
     "ClippedSum": "functional",
-    "InnerOuter": "variance",
+    "InnerOuter": "methods",
     "PrivacyEngine": "engine",
-    "SelfAugmentation": "variance",
+    "SelfAugmentation": "methods",
     "check": "inspection",
     "clipped_sum": "functional",
     "detach": "capture",

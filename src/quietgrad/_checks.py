@@ -4,7 +4,8 @@ A leaf module: it imports no torch, so that accounting can use it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
 import numpy as np
@@ -76,3 +77,23 @@ def _number(value: object) -> float:
 
 def _wrong(name: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{name}={value!r} is not valid: expected {expected}")
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str], more: str = "") -> ValueError:
+    """The error for a name that is not registered, with the nearest one that is.
+
+    Args:
+        kind: what is looked for, such as "clipping".
+        name: as it was given.
+        known: the names there are.
+        more: what else would be understood.
+    """
+    names = tuple(known)
+    near = get_close_matches(str(name).lower(), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}{more}")
+
+
+def described(value: object) -> str:
+    """What kind of thing this is; a class is not taken for its instance."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

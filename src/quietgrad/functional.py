@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad.capture import Capture, Sink, check_losses, undisturbed
+from quietgrad.capture.model_state import undisturbed
+from quietgrad.capture.refusals import check_losses
+from quietgrad.capture.session import Capture
+from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
 from quietgrad.errors import LossError
-from quietgrad.factors import Factor
-from quietgrad.grouping import Group, Grouping
+from quietgrad.factors.base import Factor
+from quietgrad.grouping.base import Group, Grouping
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
 

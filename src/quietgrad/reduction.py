@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
-from quietgrad.factors import Factor
-from quietgrad.grouping import Group
+from quietgrad.factors.base import Factor
+from quietgrad.grouping.base import Group
 from quietgrad.strategies import Evaluator
 
 # Rounding may carry a clipped norm this far beyond its bound; anything more is a mistake.

@@ -10,15 +10,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Hashable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from quietgrad._checks import require_count
-from quietgrad.factors import Dense, Factor, cover_rounding, writable
-from quietgrad.timings import Timings
+from quietgrad.factors.base import Dense, Factor, cover_rounding, writable
+
+_TRIALS = 2  # the first run of a kernel also finds its memory and compiles itself
+
+_Choice = TypeVar("_Choice", bound=Hashable)
+
+
+class Timings(Generic[_Choice]):
+    """Seconds per sample of each way to do a thing.
+
+    Trials cost no work that would not be done anyway: each time a way is asked for, it is the next
+    one that is not known well enough, and what it computes is used.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Hashable, dict[_Choice, list[float]]] = {}
+
+    def choose(self, key: Hashable, ways: Sequence[_Choice]) -> tuple[_Choice, bool]:
+        """The way to go, and whether its time is wanted.
+
+        Args:
+            key: what tells cases apart in which another way may be faster.
+            ways: at least one, the most promising first.
+        """
+        known = self._seconds.setdefault(key, {})
+        if len(ways) == 1:
+            return ways[0], False
+        trials = {way: len(known.get(way, ())) for way in ways}
+        least_tried = min(ways, key=lambda way: trials[way])
+        if trials[least_tried] < _TRIALS:
+            return least_tried, True
+        return min(ways, key=lambda way: min(known.get(way, [0.0]))), False
+
+    def record(self, key: Hashable, way: _Choice, seconds: float) -> None:
+        """What it took, for each sample."""
+        self._seconds.setdefault(key, {}).setdefault(way, []).append(seconds)
+
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
 
@@ -33,7 +68,7 @@ _CHUNK_FLOATS = 1 << 22
 _WORTH_A_TRIAL = 4.0
 
 
-class Way(NamedTuple):
+class Kernel(NamedTuple):
     """A strategy, and how it materializes where there are several ways to."""
 
     strategy: Strategy
@@ -44,7 +79,7 @@ class _Trial(NamedTuple):
     """A way that is being timed, from the norms to the sum."""
 
     key: Hashable
-    way: Way
+    way: Kernel
     samples: int
     seconds: float
 
@@ -63,7 +98,7 @@ class Evaluator:
         self,
         strategy: Strategy,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        timings: Timings[Way] | None = None,
+        timings: Timings[Kernel] | None = None,
     ) -> None:
         if strategy not in get_args(Strategy):
             names = ", ".join(get_args(Strategy))
@@ -120,7 +155,7 @@ class Evaluator:
         """How a factor would be evaluated now, by the formulas."""
         return self._ways(factor)[0].strategy
 
-    def _evaluate(self, factor: Factor, way: Way) -> tuple[Tensor, Factor]:
+    def _evaluate(self, factor: Factor, way: Kernel) -> tuple[Tensor, Factor]:
         match way.strategy:
             case "keep":
                 dense = Dense(factor.materializers()[way.how]())
@@ -132,10 +167,10 @@ class Evaluator:
             case _:
                 return factor.sq_norm(), factor
 
-    def _ways(self, factor: Factor) -> list[Way]:
+    def _ways(self, factor: Factor) -> list[Kernel]:
         """Those that come into question, the cheapest by the formulas first."""
         if isinstance(factor, Dense):
-            return [Way("ghost")]
+            return [Kernel("ghost")]
         costs = self._costs(factor)
         if self._strategy != "auto":
             costs = {self._strategy: 0.0}
@@ -146,7 +181,7 @@ class Evaluator:
         )
         hows = tuple(factor.materializers())
         return [
-            Way(strategy, how)
+            Kernel(strategy, how)
             for strategy in worthwhile
             for how in (("",) if strategy == "ghost" else hows)
         ]

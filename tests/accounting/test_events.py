@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietgrad.accounting import FullBatch, GaussianEvent, Passes, Poisson, TruncatedPoisson
-from quietgrad.accounting import participation as participations
+from quietgrad.accounting import events as participations
 
 counts = st.integers(1, 10**12)
 rates = st.floats(0.0, 1.0, exclude_min=True)

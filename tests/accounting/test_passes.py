@@ -3,8 +3,8 @@
 import pytest
 
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, Passes, Poisson
-from quietgrad.accounting.comparison import as_if_poisson
-from quietgrad.accounting.releases import Release, releases
+from quietgrad.accounting.calibration import as_if_poisson
+from quietgrad.accounting.events import Release, releases
 
 from .helpers import ADD_REMOVE, REPLACE, ZERO_OUT, cases, every_accountant, one, spent
 

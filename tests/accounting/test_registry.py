@@ -7,7 +7,6 @@ import pytest
 
 from quietgrad import accounting
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson, accountants, calibrate, epsilon
-from quietgrad.accounting.accountants import registry
 
 RUN = {"sample_rate": 0.5, "steps": 16}
 
@@ -36,7 +35,7 @@ class ToyProfile:
 
 @pytest.fixture
 def _toy(monkeypatch):
-    monkeypatch.setitem(registry._ACCOUNTANTS, "toy", Toy())
+    monkeypatch.setitem(accountants._ACCOUNTANTS, "toy", Toy())
 
 
 @pytest.mark.usefixtures("_toy")

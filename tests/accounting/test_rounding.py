@@ -8,10 +8,10 @@ from dp_accounting.pld import common, pld_pmf
 
 from quietgrad.accounting import FullBatch, GaussianEvent, Poisson, epsilon
 from quietgrad.accounting.accountants import pld
-from quietgrad.accounting.accountants.grid import GRIDS, Grid
+from quietgrad.accounting.accountants.base import merge_similar
+from quietgrad.accounting.accountants.pld import GRIDS, Grid
 from quietgrad.accounting.accountants.rdp import RDP
-from quietgrad.accounting.accountants.rounding import merge_similar
-from quietgrad.accounting.releases import Release
+from quietgrad.accounting.events import Release
 
 from .helpers import ADD_REMOVE, every_guarantee, one, spent, whole
 from .oracles import gaussian_epsilon
@@ -93,7 +93,7 @@ def different(count):
 
 
 def many_means(monkeypatch, count):
-    monkeypatch.setattr("quietgrad.accounting.accountants.rounding._MANY", count)
+    monkeypatch.setattr("quietgrad.accounting.accountants.base._MANY", count)
 
 
 @every_guarantee

@@ -8,9 +8,8 @@ import pytest
 from scipy.integrate import quad
 
 from quietgrad.accounting import Poisson
-from quietgrad.accounting.accountants.rdp import RDP
-from quietgrad.accounting.accountants.substitution import sampled_substitution_rdp
-from quietgrad.accounting.releases import Release
+from quietgrad.accounting.accountants.rdp import RDP, sampled_substitution_rdp
+from quietgrad.accounting.events import Release
 
 from .helpers import ADD_REMOVE, REPLACE, one, spent
 from .oracles import replaced_sample_delta

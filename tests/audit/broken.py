@@ -9,9 +9,9 @@ import torch
 from quietgrad import PrivacyEngine
 from quietgrad.accounting import Poisson
 from quietgrad.clipping import AutoS
-from quietgrad.engine.release import Release
+from quietgrad.engine.update import NoisyUpdate
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling.poisson import PoissonDraws
+from quietgrad.sampling.samplers import PoissonDraws
 
 Variant = Callable[[], AbstractContextManager[None]]
 
@@ -21,12 +21,12 @@ RADIUS = 1.0
 @contextmanager
 def _deviation(change):
     """Noise of another deviation than the ledger says: `change(std, divisor)`."""
-    update = Release.update
+    update = NoisyUpdate.update
 
     def changed(self, sums, *, step, std, divisor):
         update(self, sums, step=step, std=change(std, divisor), divisor=divisor)
 
-    with patch.object(Release, "update", changed):
+    with patch.object(NoisyUpdate, "update", changed):
         yield
 
 
@@ -49,7 +49,7 @@ def clipping_of_the_batch_mean():
 
     The engine refuses such sums twice, so its checks are silenced too.
     """
-    update, backward = Release.update, PrivacyEngine.backward
+    update, backward = NoisyUpdate.update, PrivacyEngine.backward
 
     def clipped(self, sums, *, step, std, divisor):
         length = torch.sqrt(sum(total.double().square().sum() for total in sums.values()))
@@ -66,7 +66,7 @@ def clipping_of_the_batch_mean():
 
     with (
         patch("quietgrad.engine.engine.require_bounded"),
-        patch.object(Release, "update", clipped),
+        patch.object(NoisyUpdate, "update", clipped),
         patch.object(PrivacyEngine, "backward", unclipped),
     ):
         yield

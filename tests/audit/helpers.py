@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from quietgrad import audit
 from quietgrad.accounting.accountants.gdp import GaussianProfile
-from quietgrad.audit.tradeoffs import GaussianTradeOff
+from quietgrad.audit.bounds import GaussianTradeOff
 
 DELTA = 1e-4
 

@@ -8,8 +8,8 @@ from scipy.optimize import linprog
 from scipy.special import expit, ndtr
 from scipy.stats import binom, norm
 
-from quietgrad.audit import pvalues
-from quietgrad.audit.tradeoffs import GaussianTradeOff, pair
+from quietgrad.audit import bounds
+from quietgrad.audit.bounds import GaussianTradeOff, pair
 
 MU = 0.6
 
@@ -29,7 +29,7 @@ def by_the_paper(epsilon, delta, correct, guesses, canaries):
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 1e-4), (4.0, 1e-2)])
 def test_the_bound_of_one_run_is_that_of_the_paper(epsilon, delta, correct):
     counts = {"correct": correct, "guesses": 100, "canaries": 500}
-    found = pvalues.pure_and_delta(epsilon, delta, **counts)
+    found = bounds.pure_and_delta(epsilon, delta, **counts)
     assert found == pytest.approx(by_the_paper(epsilon, delta, **counts), rel=1e-9)
 
 
@@ -41,7 +41,7 @@ def test_randomized_response_is_no_surprise(guesses, correct_share):
     attained = binom.sf(correct - 1, guesses, expit(1.0))
     for canaries in (guesses, 5 * guesses):
         counts = {"correct": correct, "guesses": guesses, "canaries": canaries}
-        found = pvalues.one_run(pair(1.0, 0.0), **counts)
+        found = bounds.one_run(pair(1.0, 0.0), **counts)
         assert found >= attained
         if attained < 1e-3:  # where it matters, next to nothing is lost
             assert found < 1.1 * attained
@@ -60,13 +60,13 @@ def common_level(correct, canaries):
 
 @pytest.mark.parametrize("correct", [110, 130, 140, 150, 160, 180])
 def test_a_mechanism_with_dependent_canaries_is_no_surprise(correct):
-    found = pvalues.one_run(GaussianTradeOff(MU), correct=correct, guesses=200, canaries=200)
+    found = bounds.one_run(GaussianTradeOff(MU), correct=correct, guesses=200, canaries=200)
     assert found >= common_level(correct, 200)
     assert found >= binom.sf(correct - 1, 200, ndtr(MU / 2))
 
 
 def test_treating_dependent_canaries_as_independent_would_be_wrong():
-    found = pvalues.independent(GaussianTradeOff(MU), correct=150, guesses=200)
+    found = bounds.independent(GaussianTradeOff(MU), correct=150, guesses=200)
     assert common_level(150, 200) > 100 * found
 
 
@@ -89,7 +89,7 @@ def test_the_recursion_finds_the_worst_distribution(epsilon, delta, correct, gue
         A_eq=np.ones((1, guesses + 1)),
         b_eq=[1.0],
     )
-    found = pvalues.one_run(
+    found = bounds.one_run(
         pair(epsilon, delta), correct=correct, guesses=guesses, canaries=canaries
     )
     assert found == pytest.approx(-solved.fun, rel=2e-3, abs=1e-9)
@@ -98,7 +98,7 @@ def test_the_recursion_finds_the_worst_distribution(epsilon, delta, correct, gue
 
 def test_more_right_guesses_are_a_greater_surprise():
     values = [
-        pvalues.one_run(GaussianTradeOff(MU), correct=correct, guesses=50, canaries=100)
+        bounds.one_run(GaussianTradeOff(MU), correct=correct, guesses=50, canaries=100)
         for correct in range(51)
     ]
     assert values[0] == 1
@@ -111,4 +111,4 @@ def test_more_right_guesses_are_a_greater_surprise():
 )
 def test_counts_that_contradict_one_another_are_refused(correct, guesses, canaries):
     with pytest.raises(ValueError, match="expected"):
-        pvalues.one_run(GaussianTradeOff(MU), correct=correct, guesses=guesses, canaries=canaries)
+        bounds.one_run(GaussianTradeOff(MU), correct=correct, guesses=guesses, canaries=canaries)

@@ -4,7 +4,7 @@ import pytest
 from quietgrad.accounting import FullBatch, GaussianEvent, Poisson, profile
 from quietgrad.accounting.accountants.gdp import GaussianProfile
 from quietgrad.audit import Pair, Recorded
-from quietgrad.audit.tradeoffs import GaussianTradeOff, ProfileTradeOff, pair
+from quietgrad.audit.bounds import GaussianTradeOff, ProfileTradeOff, pair
 
 RIGHTS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 

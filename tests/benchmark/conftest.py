@@ -1,6 +1,5 @@
 import pytest
-
-from quietgrad.benchmark import workloads
+from benchmarks.bench import workloads
 
 from .standins import KINDS
 

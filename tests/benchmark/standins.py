@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from benchmarks.bench import Kind, NonPrivate, Workload
+from benchmarks.bench.steps import Step
 from torch import nn
 
-from quietgrad.benchmark import Kind, NonPrivate, Workload
-from quietgrad.benchmark.implementations import Step
 from quietgrad.errors import MissingExtraError, SampleMixingError
 
 CLASSES = 3

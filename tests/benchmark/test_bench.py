@@ -1,9 +1,8 @@
 """Rounds, ratios, and what becomes of those who cannot take part."""
 
 import pytest
-
-from quietgrad.benchmark import Bench, NonPrivate, Opacus, Quietgrad, Watch, workloads
-from quietgrad.benchmark.opacus_steps import is_installed
+from benchmarks.bench import Bench, NonPrivate, Opacus, Quietgrad, Watch, workloads
+from benchmarks.bench.steps import is_installed
 
 from . import standins
 from .standins import StandIn

@@ -1,13 +1,13 @@
-"""`quietgrad bench`, on stand-ins."""
+"""`python -m benchmarks.bench`, on stand-ins."""
 
 import json
 import signal
+from functools import partial
 
 import pytest
+from benchmarks.bench import command, versions, workloads
 
 from cli.helpers import assert_refused, run, text_of
-from quietgrad.benchmark import sweeps, versions
-from quietgrad.cli import bench_choice
 
 from . import standins
 from .standins import StandIn
@@ -15,8 +15,11 @@ from .standins import StandIn
 QUICK = ["--rounds", "2", "--no-memory", "--peers", "none"]
 
 
+run_bench = partial(run, program=command.bench)
+
+
 def run_json(*arguments: str) -> dict:
-    result = run("bench", *arguments, *QUICK, "--json", "-")
+    result = run_bench(*arguments, *QUICK, "--json", "-")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -66,8 +69,8 @@ def test_every_combination_is_measured():
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_table(columns):
-    arguments = ["bench", "--workloads", "line", *QUICK, "--physical-per-logical", "8"]
-    result = run(*arguments, columns=columns)
+    arguments = ["--workloads", "line", *QUICK, "--physical-per-logical", "8"]
+    result = run_bench(*arguments, columns=columns)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= columns
     assert "A step, and its ratio to the non-private one" in result.stdout
@@ -83,7 +86,7 @@ def test_the_table(columns):
 
 def test_memory_is_in_the_table():
     arguments = ["--workloads", "line", "--rounds", "1", "--peers", "none"]
-    result = run("bench", *arguments, "--groupings", "all-layer")
+    result = run_bench(*arguments, "--groupings", "all-layer")
     assert result.exit_code == 0, result.output
     assert "MB: peak memory over the state before the first step" in text_of(result)
     assert "MB ratio" in result.stdout
@@ -92,18 +95,18 @@ def test_memory_is_in_the_table():
 
 def test_who_fails_is_in_the_table(monkeypatch):
     peer = StandIn("peer", standins.break_at_once)
-    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
-    result = run("bench", "--workloads", "line", *QUICK)
+    monkeypatch.setattr(command, "chosen_peers", lambda text: [peer])
+    result = run_bench("--workloads", "line", *QUICK)
     assert result.exit_code == 0
     assert "line, peer: fails. IndexError: position ids have batch size 1" in text_of(result)
 
 
 def test_an_interruption_shows_what_was_measured(monkeypatch, tmp_path):
     peer = StandIn("peer", standins.interrupt)
-    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
+    monkeypatch.setattr(command, "chosen_peers", lambda text: [peer])
     file = tmp_path / "cut.json"
     options = ["--no-memory", "--rounds", "5", "--json", str(file)]
-    result = run("bench", "--workloads", "line,picture", *options)
+    result = run_bench("--workloads", "line,picture", *options)
     assert result.exit_code == 130
     assert "interrupted: this is what was measured so far" in text_of(result)
     report = json.loads(file.read_text())
@@ -114,9 +117,9 @@ def test_an_interruption_shows_what_was_measured(monkeypatch, tmp_path):
 
 def test_an_interruption_is_written_and_said(monkeypatch, tmp_path):
     peer = StandIn("peer", standins.interrupt)
-    monkeypatch.setattr(bench_choice, "peers", lambda text: [peer])
+    monkeypatch.setattr(command, "chosen_peers", lambda text: [peer])
     options = ["--no-memory", "--rounds", "5", "--out", str(tmp_path)]
-    assert run("bench", "--workloads", "line,picture", *options).exit_code == 130
+    assert run_bench("--workloads", "line,picture", *options).exit_code == 130
     (file,) = tmp_path.glob("*.md")
     assert "(interrupted)" in file.read_text().splitlines()[0]
     assert "The run was interrupted: this is what was measured until then." in file.read_text()
@@ -127,10 +130,10 @@ def test_an_interruption_is_written_and_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize("act", [standins.interrupt_at_once, standins.terminate_at_once])
 def test_an_interruption_before_anything_was_measured(act, monkeypatch, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(bench_choice, "peers", lambda text: [StandIn("peer", act)])
+    monkeypatch.setattr(command, "chosen_peers", lambda text: [StandIn("peer", act)])
     out, file = tmp_path / "out", tmp_path / "none.json"
     options = ["--workloads", "line", "--out", str(out), "--json", str(file)]
-    result = run("bench", *options)
+    result = run_bench(*options)
     assert result.exit_code == 130
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == (
@@ -142,14 +145,14 @@ def test_an_interruption_before_anything_was_measured(act, monkeypatch, tmp_path
 
 
 def test_json_alone_is_not_accompanied():
-    result = run("bench", "--workloads", "line", *QUICK, "--json", "-")
+    result = run_bench("--workloads", "line", *QUICK, "--json", "-")
     assert result.stderr == ""
 
 
 def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["quietgrad", "bench", "--out", "somewhere"])
+    monkeypatch.setattr("sys.argv", ["benchmarks/bench/__main__.py", "--out", "somewhere"])
     for _ in range(2):
-        result = run("bench", "--workloads", "line,picture", *QUICK, "--out", str(tmp_path))
+        result = run_bench("--workloads", "line,picture", *QUICK, "--out", str(tmp_path))
         assert result.exit_code == 0, result.output
     endings = sorted(file.name[len("2026-11-16-") :] for file in tmp_path.iterdir())
     assert endings == [
@@ -157,7 +160,7 @@ def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
     ]
     (first,) = tmp_path.glob("*-bench.md")
     text = first.read_text()
-    assert "`quietgrad bench --out somewhere`" in text
+    assert "`python -m benchmarks.bench --out somewhere`" in text
     assert "| line | 5 | quietgrad layer-wise |" in text
     assert "**Geometric means over all workloads**" in text
     assert "| quietgrad all-layer | 2 of 2 |" in text
@@ -168,19 +171,19 @@ def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_sweeps(monkeypatch):
-    monkeypatch.setattr(sweeps, "_TOKENS", (4, 8))
-    monkeypatch.setattr(sweeps, "_WIDTH", 8)
-    monkeypatch.setattr(sweeps, "_HEADS", 2)
-    monkeypatch.setattr(sweeps, "_BATCHES", (1, 2))
+    monkeypatch.setattr(workloads, "_TOKENS", (4, 8))
+    monkeypatch.setattr(workloads, "_WIDTH", 8)
+    monkeypatch.setattr(workloads, "_HEADS", 2)
+    monkeypatch.setattr(workloads, "_BATCHES", (1, 2))
     replaced = {"cnn": standins.KINDS[1], "mlp": standins.KINDS[0]}
-    monkeypatch.setattr("quietgrad.benchmark.workloads._KINDS", replaced)
+    monkeypatch.setattr("benchmarks.bench.workloads._KINDS", replaced)
 
 
 @pytest.mark.usefixtures("small_sweeps")
 @pytest.mark.parametrize("sweep", ["tokens", "batch"])
 def test_a_sweep(sweep, tmp_path):
     options = ["--sweep", sweep, "--rounds", "1", "--peers", "none", "--out", str(tmp_path)]
-    result = run("bench", *options)
+    result = run_bench(*options)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("*.json")
     report = json.loads(file.read_text())
@@ -212,10 +215,10 @@ def test_a_sweep(sweep, tmp_path):
     ],
 )
 def test_a_mistake_ends_with_a_clear_message_and_code_2(arguments, message):
-    assert_refused(run("bench", *arguments), message)
+    assert_refused(run_bench(*arguments), message)
 
 
 def test_a_peer_that_is_asked_for_must_be_installed(monkeypatch):
-    monkeypatch.setattr(bench_choice, "is_installed", lambda: False)
-    assert_refused(run("bench", "--peers", "opacus-ghost"), "opacus is not installed")
-    assert bench_choice.peers(None) == []
+    monkeypatch.setattr(command, "is_installed", lambda: False)
+    assert_refused(run_bench("--peers", "opacus-ghost"), "opacus is not installed")
+    assert command.chosen_peers(None) == []

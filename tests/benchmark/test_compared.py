@@ -1,11 +1,9 @@
 """Ratios to the non-private step and to Opacus, their means, and the words for them."""
 
 import pytest
-
-from quietgrad.benchmark import Failure, Memory, NonPrivate, Opacus, Quietgrad, Row, Time
-from quietgrad.cli.bench_compared import compared, means
-from quietgrad.cli.bench_grids import grids
-from quietgrad.plots.bench_picture import ratios_figure
+from benchmarks.bench import Failure, Memory, NonPrivate, Opacus, Quietgrad, Row, Time
+from benchmarks.bench.picture import ratios_figure
+from benchmarks.bench.tables import compared, grids, means
 
 from .standins import KINDS
 

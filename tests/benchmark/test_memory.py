@@ -2,24 +2,23 @@
 
 import pytest
 import torch
-
-from quietgrad.benchmark import Memory, NonPrivate, peak
-from quietgrad.benchmark.memory import peak_memory
+from benchmarks.bench import Memory, NonPrivate, measure
+from benchmarks.bench.measure import peak_memory
 
 from . import standins
 from .standins import KINDS, StandIn
 
 MEGABYTES = 64
-pytestmark = pytest.mark.skipif(not peak.is_known(), reason="this system does not tell")
+pytestmark = pytest.mark.skipif(not measure.is_known(), reason="this system does not tell")
 
 
 @pytest.mark.parametrize("can_reset", [True, False])
 def test_a_peak_is_seen(can_reset, monkeypatch):
     if not can_reset:
-        monkeypatch.setattr(peak, "_reset", lambda: False)
-    peak.give_back()
-    before = peak.resident()
-    with peak.watched() as highest:
+        monkeypatch.setattr(measure, "_reset", lambda: False)
+    measure.give_back()
+    before = measure.resident()
+    with measure.watched() as highest:
         held = torch.ones(MEGABYTES << 18)
         found = highest.bytes() - before
         assert found >= 0.9 * held.numel() * held.element_size()
@@ -27,13 +26,13 @@ def test_a_peak_is_seen(can_reset, monkeypatch):
 
 
 def test_an_earlier_peak_does_not_count(monkeypatch):
-    if not peak._reset():
+    if not measure._reset():
         pytest.skip("the peak cannot be reset here")
     held = torch.ones(4 * MEGABYTES << 18)
     del held
-    peak.give_back()
-    before = peak.resident()
-    with peak.watched() as highest:
+    measure.give_back()
+    before = measure.resident()
+    with measure.watched() as highest:
         assert highest.bytes() - before < MEGABYTES << 20
 
 

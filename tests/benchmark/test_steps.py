@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from benchmarks.bench import NonPrivate, Opacus, Quietgrad, steps, workloads
+from benchmarks.bench.steps import is_installed
 
-from quietgrad.benchmark import NonPrivate, Opacus, Quietgrad, implementations, workloads
-from quietgrad.benchmark.opacus_steps import is_installed
 from quietgrad.capture import verification
 from quietgrad.engine import PrivacyEngine
 
@@ -68,7 +68,7 @@ def test_a_private_step_is_an_average_over_the_logical_batch(name, monkeypatch):
     def nearly_noiseless(*args, **options):
         return PrivacyEngine(*args, **options | {"noise_multiplier": 1e-9})
 
-    monkeypatch.setattr(implementations, "PrivacyEngine", nearly_noiseless)
+    monkeypatch.setattr(steps, "PrivacyEngine", nearly_noiseless)
     moved = {}
     for count in (1, 8):
         workload = workloads.resolve(name).build()

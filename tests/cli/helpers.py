@@ -2,6 +2,7 @@
 
 import json
 
+from click import Command
 from click.testing import CliRunner, Result
 
 from quietgrad.cli import main
@@ -15,13 +16,13 @@ SIZES = ["--batch-size", "256", "--dataset-size", "60000"]
 QUICK = ["--sample-rate", "0.1", "--steps", "3"]
 
 
-def run(*arguments: str, columns: int = 120) -> Result:
-    return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(columns)})
+def run(*arguments: str, columns: int = 120, program: Command = main) -> Result:
+    return CliRunner().invoke(program, list(arguments), env={"COLUMNS": str(columns)})
 
 
-def run_json(*arguments: str) -> dict:
+def run_json(*arguments: str, program: Command = main) -> dict:
     """The one object on stdout; fails if anything else is there, or if it is not strict JSON."""
-    result = run(*arguments, "--json")
+    result = run(*arguments, "--json", program=program)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout, parse_constant=_refuse)
 

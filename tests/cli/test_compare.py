@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from quietgrad import accounting, recipes
 from quietgrad.cli import main
-from quietgrad.cli.changes import changes, is_beside_papers, told
+from quietgrad.cli.trials import changes, is_beside_papers, told
 
 from .helpers import run, run_json, text_of
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import quietgrad as qg
-from quietgrad.cli.check_target import resolve
-from quietgrad.plots.group_plan import plan_figure
+from quietgrad.cli.target import resolve
+from quietgrad.plots.runs import plan_figure
 
 from .helpers import assert_refused, run, run_json, text_of
 

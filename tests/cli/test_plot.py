@@ -35,7 +35,7 @@ def test_the_file_is_what_its_name_says(tmp_path, ending):
 def test_the_figure_has_labels_and_final_values(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "quietgrad.cli.epsilon_plot.epsilon_figure",
+        "quietgrad.cli.epsilon.epsilon_figure",
         lambda curves, title: drawn.append(epsilon_figure(curves, title=title)) or drawn[-1],
     )
     run("epsilon", *NOISE, *QUICK, *DELTA, "--plot", str(tmp_path / "curve.png"))

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from quietgrad.cli.computing import as_typed
-from quietgrad.cli.rounding import json_number, printed
+from quietgrad._format import json_number, printed
+from quietgrad.cli.common import as_typed
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from quietgrad import _files
 from quietgrad.cli import main
 from quietgrad.engine import PrivacyEngine
 from quietgrad.runs import Checkpointer, RunFolder
-from quietgrad.runs.metrics import MetricsFile
+from quietgrad.runs.schema import MetricsFile
 
 QUICK = ["--smoke", "--epochs", "2", "--seed", "0", "--accountant", "rdp", "--json"]
 
@@ -79,13 +79,13 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_saved(
 
 
 def test_ctrl_c_between_epochs_saves_at_once(tmp_path, monkeypatch, rarely_saved):
-    from quietgrad.recipes import tasks
+    from quietgrad.recipes import recipe
 
     def scores(self, model, data):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("not reached")
 
-    monkeypatch.setattr(tasks.Classification, "scores", scores)
+    monkeypatch.setattr(recipe.Classification, "scores", scores)
     assert train("--out", tmp_path / "run", *QUICK).exit_code == 130
     assert saved_steps(tmp_path / "run") == recorded_steps(tmp_path / "run") == 4
 
@@ -93,7 +93,7 @@ def test_ctrl_c_between_epochs_saves_at_once(tmp_path, monkeypatch, rarely_saved
 @pytest.mark.parametrize(
     ("place", "command", "says"),
     [
-        ("quietgrad.recipes.digits.load_data", ["train", "digits"], "stopped"),
+        ("quietgrad.recipes.images.load_data", ["train", "digits"], "stopped"),
         ("quietgrad.cli.train.write_for_folder", ["train", "digits", "--smoke"], "--resume"),
         ("quietgrad.cli.report.statement_of_folder", ["report", "nowhere"], "stopped"),
         ("quietgrad.cli.recipes.Console", ["recipes"], "stopped"),

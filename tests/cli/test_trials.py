@@ -12,15 +12,13 @@ from rich.console import Console
 
 from quietgrad import accounting, recipes
 from quietgrad.cli import trials as cli_trials
-from quietgrad.cli.compare_report import Column
-from quietgrad.cli.compare_report import Report as Comparison
-from quietgrad.cli.sweep_axes import Axis
-from quietgrad.cli.sweep_cost import Cost
-from quietgrad.cli.sweep_report import Report as Sweep
-from quietgrad.cli.variants import variants_of
+from quietgrad.cli.compare import Column
+from quietgrad.cli.compare import CompareReport as Comparison
+from quietgrad.cli.recipe_options import variants_of
+from quietgrad.cli.sweep import SweepReport as Sweep
+from quietgrad.cli.sweep_grid import Axis, SweepCost
 from quietgrad.recipes import Places
-from quietgrad.recipes.origin import Origin
-from quietgrad.recipes.trials import Trial, Trials, TrialsError
+from quietgrad.recipes.trials import Origin, Trial, Trials, TrialsError
 
 from .helpers import assert_refused, run, run_json, text_of
 
@@ -67,7 +65,7 @@ def test_trials_of_another_sweep_cost_nothing_here(tmp_path):
 def test_a_choice_by_the_mean_of_several_runs_costs_all_of_them():
     recipe = recipes.load("digits")
     trials = [trial_of(recipe.changed(radius=r), seed) for r in (0.1, 1.0) for seed in range(4)]
-    cost = Cost.of(trials, delta=1e-4, choices=2, seeds=4)
+    cost = SweepCost.of(trials, delta=1e-4, choices=2, seeds=4)
     plan = {"noise_multiplier": 1.0, "sample_rate": 0.1, "delta": 1e-4}
     kinds = ("poisson", "geometric", "logarithmic")
     searches = [
@@ -85,8 +83,8 @@ def test_the_search_costs_no_less_than_any_of_its_choices():
     recipe = recipes.load("digits")
     quiet = trial_of(recipe, noise_multiplier=1.5, sample_rate=0.5, steps=400)
     loud = trial_of(recipe.changed(radius=2.0), noise_multiplier=1.0, sample_rate=0.01, steps=2)
-    cost = Cost.of([quiet, loud], delta=1e-4, choices=2, seeds=1)
-    most = Cost.of([quiet], delta=1e-4, choices=2, seeds=1)
+    cost = SweepCost.of([quiet, loud], delta=1e-4, choices=2, seeds=1)
+    most = SweepCost.of([quiet], delta=1e-4, choices=2, seeds=1)
     assert cost.search.epsilon >= most.search.epsilon
     both = [
         accounting.GaussianEvent(t.noise_multiplier, accounting.Poisson(t.sample_rate), t.steps)
@@ -99,7 +97,7 @@ def test_the_search_costs_no_less_than_any_of_its_choices():
 @pytest.mark.parametrize("change", [{"sampling": "shuffled"}, {"adjacency": "replace-one"}])
 def test_what_is_not_known_is_not_told(change):
     recipe = recipes.load("digits").changed(**change)
-    assert Cost.of([trial_of(recipe)], delta=1e-4, choices=1, seeds=1) is None
+    assert SweepCost.of([trial_of(recipe)], delta=1e-4, choices=1, seeds=1) is None
 
 
 def test_options_given_win_over_what_is_tuned_for_a_clipping_function():

@@ -1,9 +1,9 @@
 import pytest
 
-from quietgrad.clipping import registry
+from quietgrad import clipping
 
 
 @pytest.fixture
 def scratch_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of one test stay in it."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(clipping, "_REGISTRY", dict(clipping._REGISTRY))

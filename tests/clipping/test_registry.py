@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from quietgrad import clipping as registry_module
 from quietgrad.clipping import AutoS, Clipping, names, register, resolve
-from quietgrad.clipping import registry as registry_module
 
 pytestmark = pytest.mark.usefixtures("scratch_registry")
 

@@ -229,7 +229,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_every_way_of_a_convolution_equals_a_loop(case, last, monkeypatch):
     """One sample at a time, the first one broken: what is in the buffers must not stay there."""
-    monkeypatch.setattr("quietgrad.factors.patches._CHUNK_FLOATS", 1)
+    monkeypatch.setattr("quietgrad.factors.conv._CHUNK_FLOATS", 1)
     geometry, images, *size = CONVOLUTIONS[case]
     factor, expected = convolution(geometry, images, size, channels_last=last)
     for materialize in factor.materializers().values():

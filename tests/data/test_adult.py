@@ -8,7 +8,7 @@ import torch
 
 from quietgrad import data
 from quietgrad.data import adult
-from quietgrad.data.adult_columns import CATEGORIES, IN_FILE_ORDER, LARGEST, scaled
+from quietgrad.data.adult import CATEGORIES, IN_FILE_ORDER, LARGEST, scaled
 from quietgrad.errors import DataError
 
 ROW = (

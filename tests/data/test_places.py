@@ -1,7 +1,7 @@
 """Which place a data set is taken from is noted, for runs that go on."""
 
-from quietgrad.data import SOURCES, places
-from quietgrad.data.places import note_place, noted_places
+from quietgrad.data import SOURCES, sources
+from quietgrad.data.sources import note_place, noted_places
 
 
 def test_folders_are_noted_without_links_and_packages_by_their_digest(tmp_path):
@@ -18,4 +18,4 @@ def test_outside_nothing_is_noted(tmp_path):
     with noted_places() as noted:
         pass
     assert noted == []
-    assert places._NOTED.get() is None
+    assert sources._NOTED.get() is None

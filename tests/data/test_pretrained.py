@@ -15,8 +15,8 @@ import torch
 
 import quietgrad as qg
 from quietgrad import data
+from quietgrad.data.pretrained import unpickled_state_dict
 from quietgrad.data.sources import SOURCES, Source
-from quietgrad.data.unpickling import unpickled_state_dict
 from quietgrad.errors import DataError
 
 STATE = OrderedDict(

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import quietgrad as qg
 from quietgrad import data
 from quietgrad.cli import main
-from quietgrad.data.folders import own_folder
-from quietgrad.data.soundness import known_tests
+from quietgrad.data.base import own_folder
+from quietgrad.data.datasets import known_tests
 
 
 def here(name):

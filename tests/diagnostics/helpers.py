@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quietgrad.clipping import Clipping
-from quietgrad.diagnostics.summary import division
+from quietgrad.diagnostics.measure import division
 from quietgrad.grouping import Group
 
 EXACT = 1e-9  # relative

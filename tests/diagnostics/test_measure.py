@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import quietgrad as qg
 from quietgrad import clipping, diagnostics, grouping
 from quietgrad.diagnostics import Measurement, measure
-from quietgrad.diagnostics.summary import division
+from quietgrad.diagnostics.measure import division
 
 from .helpers import EXACT, MODELS, assert_same, expected, made
 from .points import Point, point

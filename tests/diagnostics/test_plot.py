@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quietgrad.diagnostics import Recorder, measure
-from quietgrad.diagnostics.measurement import Record
+from quietgrad.diagnostics.records import Record
 from quietgrad.plots.diagnostics import diagnostics_figure
 
 from .helpers import made

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quietgrad.diagnostics import FILE_NAME, Recorder, measure, read_history
-from quietgrad.diagnostics.correlation import NoiseOverSteps
+from quietgrad.diagnostics.recorder import NoiseOverSteps
 
 from .helpers import EXACT, made, rows
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tests.variance.helpers import attach, losses, made, step
+from tests.methods.helpers import attach, losses, made, step
 
 import quietgrad as qg
 from quietgrad.diagnostics import StepRecorder, measure, read_history

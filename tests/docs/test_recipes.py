@@ -15,7 +15,7 @@ from quietgrad.runs import folder
 PAGE = ROOT / "docs/recipes.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 TABLE = TEXT.split("## All of them")[1].split("## Commands")[0]
-COMMANDS = ("train", "compare", "sweep", "recipes", "report", "figures", "data list", "data fetch")
+COMMANDS = ("train", "compare", "sweep", "recipes", "report", "data list", "data fetch")
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from quietgrad.engine import state as states
+from quietgrad.engine import checkpoint as states
 from quietgrad.errors import EngineStateError
 
 from .helpers import attach, mlp, train

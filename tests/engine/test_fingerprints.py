@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from quietgrad.runs import RunFolderError
-from quietgrad.runs.fingerprints import kept_fingerprint
+from quietgrad.runs.resume import kept_fingerprint
 
 
 def made(*columns):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from quietgrad.accounting import Ledger, Passes
-from quietgrad.accounting.releases import releases
+from quietgrad.accounting.events import releases
 
 from .helpers import attach, losses, mlp, train
 

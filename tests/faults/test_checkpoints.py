@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import quietgrad
-from quietgrad.engine import state as states
+from quietgrad.engine import checkpoint as states
 from quietgrad.errors import EngineStateError, LedgerError, QuietgradError
 
 from .helpers import assert_trains_as_ever, attach, flat, mlp, train_once

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quietgrad.features import Scattering
-from quietgrad.features.wavelets import lowpass, morlet
+from quietgrad.features.scattering import lowpass, morlet
 
 
 def images(count=3, channels=1, size=16):

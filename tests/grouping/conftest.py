@@ -1,9 +1,9 @@
 import pytest
 
-from quietgrad.grouping import registry
+from quietgrad.grouping import styles
 
 
 @pytest.fixture
 def scratch_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of one test stay in it."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(styles, "_REGISTRY", dict(styles._REGISTRY))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quietgrad.grouping import AllLayer, LayerWise, TypeWise, Uniform, resolve, sensitivity
-from quietgrad.grouping.radii import radii_of
+from quietgrad.grouping.base import radii_of
 
 from .zoo import MODELS
 

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from quietgrad.grouping import resolve
-from quietgrad.grouping.kinds import kind_of
+from quietgrad.grouping.base import kind_of
 
 from .zoo import MODELS, Residual
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import quietgrad as qg
 from contract.stock import STOCK
 from quietgrad import inspection
-from quietgrad.inspection import Verdict
+from quietgrad.inspection import Severity
 from quietgrad.inspection.copies import Copies
 
 from .broken import BROKEN, B, D, LastBatch, cross_entropy, data, plain
@@ -40,7 +40,7 @@ def test_a_fault_is_named(name):
 def test_what_is_right_passes():
     report = qg.check(plain(), data(), cross_entropy)
     assert report.ok, str(report)
-    assert {f.verdict for f in report.findings} == {Verdict.OK}
+    assert {f.verdict for f in report.findings} == {Severity.OK}
     report.require_ok()
 
 
@@ -100,7 +100,7 @@ def test_unused_parameters_are_noted():
     report = qg.check(model, data(), cross_entropy)
     assert report.ok
     note = next(f for f in report.findings if f.check == "coverage")
-    assert note.verdict is Verdict.NOTE
+    assert note.verdict is Severity.NOTE
     assert "'spare.weight' (2 such)" in note.what
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_in_a_check_is_a_finding(monkeypatch):
 def test_compiled_models_get_one_fault_and_no_more():
     for model in (torch.compile(plain()), nn.Sequential(torch.compile(nn.Linear(D, 3)))):
         (finding,) = qg.check(model, data(), cross_entropy).findings
-        assert finding.verdict is Verdict.FAULT
+        assert finding.verdict is Severity.FAULT
         assert "torch.compile" in finding.what
 
 
@@ -186,7 +186,7 @@ def test_a_scalar_loss_is_told_once():
 
 def test_gradients_that_are_all_zero_are_not_taken_for_equal():
     report = qg.check(plain(), data(), lambda model, batch: cross_entropy(model, batch) * 0.0)
-    assert next(f for f in report.findings if f.check == "exactness").verdict is Verdict.SKIPPED
+    assert next(f for f in report.findings if f.check == "exactness").verdict is Severity.SKIPPED
 
 
 def test_nothing_is_kept_alive():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
-from quietgrad.inspection import Verdict
+from quietgrad.inspection import Severity
 from quietgrad.inspection.predictable import KEYS, Predictable
 
 from .broken import D, Wrapped, cross_entropy, data
@@ -169,7 +169,7 @@ UNALIGNED = (by_numpy, by_random, by_gamma)
 def test_what_cannot_be_kept_the_same_is_skipped_not_blamed(draw):
     report = qg.check(Drawing(draw), data(), cross_entropy)
     assert report.ok, str(report)
-    skipped = {f.check for f in report.findings if f.verdict is Verdict.SKIPPED}
+    skipped = {f.check for f in report.findings if f.verdict is Severity.SKIPPED}
     assert skipped == {"independence", "exactness", "sensitivity"}
 
 

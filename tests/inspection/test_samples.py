@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.inspection.report import Verdict
+from quietgrad.inspection.report import Severity
 
 from .broken import CLASSES, B, D, cross_entropy, data, plain
 
@@ -114,7 +114,7 @@ def test_a_model_that_does_not_run_one_sample_alone_is_a_finding():
     layers = nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.Flatten(), nn.Linear(4, CLASSES)
     batch = torch.randn(B, 1, 3, 3), torch.arange(B) % CLASSES
     report = qg.check(nn.Sequential(*layers), batch, cross_entropy)
-    (finding,) = [each for each in report.findings if each.verdict is Verdict.FAULT]
+    (finding,) = [each for each in report.findings if each.verdict is Severity.FAULT]
     assert finding.check == "exactness"
     assert "batch of its own" in finding.what
     assert "fewer groups" in finding.remedy

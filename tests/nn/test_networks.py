@@ -11,7 +11,7 @@ import quietgrad
 from quietgrad.nn import (
     WeightStandardization,
     gru_classifier,
-    recurrent,
+    models,
     resnet9,
     resnet20,
     tanh_cnn_28,
@@ -128,12 +128,12 @@ def test_scale_norm_is_after_the_addition():
 
 def test_the_enhanced_gru_is_a_gru_with_standardized_projections(monkeypatch):
     torch.manual_seed(0)
-    plain, own = nn.GRU(5, 4, batch_first=True).double(), recurrent.StandardizedGRU(5, 4).double()
+    plain, own = nn.GRU(5, 4, batch_first=True).double(), models.StandardizedGRU(5, 4).double()
     own.from_input.load_state_dict({"weight": plain.weight_ih_l0, "bias": plain.bias_ih_l0})
     own.from_state.load_state_dict({"weight": plain.weight_hh_l0, "bias": plain.bias_hh_l0})
     x = torch.randn(3, 6, 5).double()
     assert not torch.allclose(own(x), plain(x)[0][:, -1])
-    monkeypatch.setattr(recurrent, "standardized", lambda projected: projected)
+    monkeypatch.setattr(models, "standardized", lambda projected: projected)
     torch.testing.assert_close(own(x), plain(x)[0][:, -1])
 
 

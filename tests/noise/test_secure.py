@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from quietgrad.noise import SecureNoise, secure
-from quietgrad.noise.contract import grid_of
-from quietgrad.noise.gaussians import Gaussians
+from quietgrad.noise import SecureNoise, sources
+from quietgrad.noise.gaussian import Gaussians
+from quietgrad.noise.sources import grid_of
 
 
 def no_more(count):
@@ -106,8 +106,8 @@ def test_rounding_is_to_the_nearest(large):
 
 def test_further_words_are_of_another_part_of_the_stream():
     key = bytes(32)
-    chunks = np.concatenate([secure.Words(64).fill(key, i * 131072, 64) for i in range(8)])
-    other = np.concatenate([secure._further_words(key, i, 8).numpy() for i in range(8)])
+    chunks = np.concatenate([sources.Words(64).fill(key, i * 131072, 64) for i in range(8)])
+    other = np.concatenate([sources._further_words(key, i, 8).numpy() for i in range(8)])
     assert not set(other.view(np.uint64).tolist()) & set(chunks.tolist())
     assert len(set(other.tolist())) == 64
 
@@ -115,13 +115,13 @@ def test_further_words_are_of_another_part_of_the_stream():
 def test_a_chunk_has_its_own_part_of_the_stream(monkeypatch):
     """Chunks of another size take the same words for the first of them, and no word twice."""
     blocks = []
-    fill = secure.Words.fill
+    fill = sources.Words.fill
 
     def watched(self, key, first_block, count):
         blocks.append((key, first_block, math.ceil(count / 2)))
         return fill(self, key, first_block, count)
 
-    monkeypatch.setattr(secure.Words, "fill", watched)
+    monkeypatch.setattr(sources.Words, "fill", watched)
     SecureNoise().add([torch.zeros(1_000_001), torch.zeros(5)], 1.0)
     assert len({key for key, _, _ in blocks}) == 1
     ends = [first + count for _, first, count in blocks]

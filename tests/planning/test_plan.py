@@ -9,9 +9,8 @@ from torch import nn
 
 import quietgrad as qg
 from quietgrad import grouping
-from quietgrad.planning import machine
-from quietgrad.planning.profile import ends_of
-from quietgrad.planning.theory import bound_ratio
+from quietgrad.planning import memory_model
+from quietgrad.planning.memory_model import bound_ratio, ends_of
 
 from .models import CLASSES, SAMPLES, classify, labels, resnet, wide_to_narrow
 
@@ -146,23 +145,23 @@ def test_a_loss_that_is_not_one_per_sample(subject):
 
 
 def test_amounts_of_memory():
-    assert machine.budget("4GB") == 4 * 10**9
-    assert machine.budget("1.5 MiB") == 3 * 2**19
-    assert machine.budget("5120") == 5120
+    assert memory_model.budget("4GB") == 4 * 10**9
+    assert memory_model.budget("1.5 MiB") == 3 * 2**19
+    assert memory_model.budget("5120") == 5120
     for forgotten in ("4", 4):
         with pytest.raises(ValueError, match=r"is 4 B, too small.*unit"):
-            machine.budget(forgotten)
-    assert machine.budget(None) > 0
+            memory_model.budget(forgotten)
+    assert memory_model.budget(None) > 0
 
 
 def test_a_machine_that_does_not_say(monkeypatch, tmp_path):
     def unknown(name):
         raise ValueError(name)
 
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(machine.os, "sysconf", unknown)
+    monkeypatch.setattr(memory_model, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(memory_model.os, "sysconf", unknown)
     with pytest.raises(ValueError, match="state it, for example memory='4GB'"):
-        machine.budget(None)
+        memory_model.budget(None)
 
 
 def test_theorem_1_by_hand():

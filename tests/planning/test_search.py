@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietgrad.planning.profile import Profile, ends_of
-from quietgrad.planning.search import best_starts, even_starts
+from quietgrad.planning.memory_model import Profile, best_starts, ends_of, even_starts
 
 sizes = st.integers(0, 20).map(float)
 

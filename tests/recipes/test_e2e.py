@@ -4,7 +4,7 @@ import pytest
 
 from quietgrad.errors import DataError
 from quietgrad.recipes import Places
-from quietgrad.recipes.e2e import _pairs
+from quietgrad.recipes.generation import _pairs
 
 ROWS = "mr,ref\nx,one\n"
 

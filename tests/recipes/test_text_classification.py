@@ -7,15 +7,15 @@ import torch
 
 from quietgrad import PrivacyEngine, recipes
 from quietgrad.errors import SampleMixingError
-from quietgrad.recipes.tasks import Classification
-from quietgrad.recipes.text_classification import (
+from quietgrad.recipes.encoders import (
     TextClassification,
     require_no_effect_of_padding,
     without_padding,
 )
+from quietgrad.recipes.recipe import Classification
 
 pytest.importorskip("transformers")
-from quietgrad.recipes.hugging_face import EncoderClassifier, small_encoder
+from quietgrad.recipes.encoders import EncoderClassifier, small_encoder
 
 LENGTHS = torch.tensor([3, 20, 9, 1, 24, 17, 8, 2, 12, 5, 23, 4])
 MASK = (torch.arange(24) < LENGTHS.unsqueeze(1)).long()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.capture.agreement import agree, agree_across_sizes
+from quietgrad.capture.compare import agree, agree_across_sizes
 from quietgrad.errors import SampleMixingError
 
 from .helpers import FEATURES, Net, assert_exact, samples, squares

@@ -11,8 +11,8 @@ from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, Poisson
 from quietgrad.cli import main
 from quietgrad.report import Evidence, as_html, statement_of, statement_of_folder
 from quietgrad.report.detection import able, detection, meaning, most_found
-from quietgrad.report.statement import Pair
-from quietgrad.report.wording import delta_in_words
+from quietgrad.report.statement import EpsilonAtDelta
+from quietgrad.report.text import delta_in_words
 
 from .helpers import DELTA, trained
 
@@ -35,9 +35,9 @@ def stated(ledger, delta=1e-5):
 
 
 def test_no_test_finds_more_than_the_pair_allows():
-    assert most_found([Pair(0.0, 0.0)], 0.01) == pytest.approx(0.01)
-    assert most_found([Pair(1e-5, 1.0)], 0.01) == pytest.approx(0.0271928, abs=1e-6)
-    assert most_found([Pair(0.0, 50.0)], 0.01) == 1.0
+    assert most_found([EpsilonAtDelta(0.0, 0.0)], 0.01) == pytest.approx(0.01)
+    assert most_found([EpsilonAtDelta(1e-5, 1.0)], 0.01) == pytest.approx(0.0271928, abs=1e-6)
+    assert most_found([EpsilonAtDelta(0.0, 50.0)], 0.01) == 1.0
     assert most_found([], 0.01) == 1.0
 
 

@@ -11,7 +11,7 @@ import pytest
 from quietgrad import AdaptiveRadius, accounting
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, TruncatedPoisson
 from quietgrad.report import Statement, as_html, statement_of_folder
-from quietgrad.report.epsilons import epsilons, has_groups
+from quietgrad.report.detection import epsilons, has_groups
 
 from .helpers import BATCH, DELTA, RECORDS, audit, engine_of, facts, trained
 

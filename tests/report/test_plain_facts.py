@@ -13,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 from quietgrad import AdaptiveRadius, InnerOuter, PrivacyEngine, clipping
 from quietgrad.cli import main
 from quietgrad.report import as_html, statement_of_folder
-from quietgrad.report.plain_names import clipping_in_words, options_in_words
+from quietgrad.report.evidence import clipping_in_words, options_in_words
 from quietgrad.runs import RunFolder
 
 from .helpers import RECORDS, edited, engine_of, facts, trained, write_run

@@ -7,7 +7,7 @@ import pytest
 from quietgrad import sampling
 from quietgrad.engine import PrivacyEngine
 from quietgrad.report import statement_of_folder
-from quietgrad.report.contradictions.known import sampling_name
+from quietgrad.report.consistency import sampling_name
 from quietgrad.runs import Checkpointer
 
 from .helpers import alarms, smoke

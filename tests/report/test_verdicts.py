@@ -4,7 +4,7 @@ import pytest
 
 from quietgrad.accounting import Ledger
 from quietgrad.report import as_html, statement_of_folder
-from quietgrad.report.wording import guarantee
+from quietgrad.report.text import guarantee
 
 from .helpers import audit, edited, engine_of, facts, trained
 

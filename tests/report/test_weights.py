@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson
-from quietgrad.report import ReportError, from_folder, statement_of_folder
-from quietgrad.report.checkpoint import Checkpoint, read_checkpoint
+from quietgrad.report import ReportError, inputs, statement_of_folder
+from quietgrad.report.evidence import Checkpoint, read_checkpoint
 
 from .helpers import copied, trained, write_run
 
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_meanwhile_is_not_taken_for_one_with_a_cut_ledger(run
         ledger.close()
         return Checkpoint(6, Ledger.read(run / "ledger.jsonl"))
 
-    monkeypatch.setattr(from_folder, "read_checkpoint", going_on)
+    monkeypatch.setattr(inputs, "read_checkpoint", going_on)
     verdict = statement_of_folder(run).verdict
     assert not any("was cut" in said for said in verdict.warnings)
 

@@ -4,7 +4,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from quietgrad.sampling import BatchLoader
-from quietgrad.sampling.poisson import PoissonDraws
+from quietgrad.sampling.samplers import PoissonDraws
 
 POPULATION = 40
 

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from quietgrad.accounting.participation import Passes
+from quietgrad.accounting.events import Passes
 from quietgrad.sampling import BatchLoader, LogicalBatch, OwnSampler, names, resolve
-from quietgrad.sampling import keys as keys_module
+from quietgrad.sampling import samplers as keys_module
 
 from .helpers import Indices, content, drawn
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quietgrad.accounting.participation import Participation, Passes
+from quietgrad.accounting.events import Participation, Passes
 from quietgrad.sampling import OwnSampler, Resumption, names, resolve
 
 POPULATION = 23

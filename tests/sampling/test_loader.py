@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from quietgrad.sampling import BatchLoader, PoissonSampler, ShuffledSampler
-from quietgrad.sampling.keys import pass_key
-from quietgrad.sampling.poisson import PoissonDraws
+from quietgrad.sampling.samplers import PoissonDraws, pass_key
 
 from .helpers import POPULATION, Indices, drawn, poisson_loader
 

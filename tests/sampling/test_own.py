@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from quietgrad.accounting.participation import FullBatch, Passes, Poisson, TruncatedPoisson
+from quietgrad.accounting.events import FullBatch, Passes, Poisson, TruncatedPoisson
 from quietgrad.errors import QuietgradError, SamplingError
 from quietgrad.sampling import BatchLoader, OwnSampler
 

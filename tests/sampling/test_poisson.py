@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quietgrad.accounting.participation import Poisson
+from quietgrad.accounting.events import Poisson
 from quietgrad.sampling import PoissonSampler
-from quietgrad.sampling.keys import pass_key
-from quietgrad.sampling.poisson import PoissonDraws
+from quietgrad.sampling.samplers import PoissonDraws, pass_key
 
 from .helpers import POPULATION, drawn, fixed_size_table, poisson_loader, table_of
 
@@ -150,7 +149,7 @@ def test_seeds_and_keys_are_independent_however_alike():
 def test_loaders_without_a_seed_are_independent(monkeypatch):
     """As the processes of a distributed run are, which share nothing."""
     entropy = random.Random(7)  # in place of the operating system's, so that the test is repeatable
-    monkeypatch.setattr("quietgrad.sampling.keys.fresh_key", lambda: entropy.randbytes(32))
+    monkeypatch.setattr("quietgrad.sampling.samplers.fresh_key", lambda: entropy.randbytes(32))
     tables = [table_of(drawn(poisson_loader(0.3, 500))) for _ in range(4)]
     for i, one in enumerate(tables):
         for other in tables[:i]:

@@ -3,7 +3,7 @@
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from quietgrad.accounting.participation import Passes
+from quietgrad.accounting.events import Passes
 from quietgrad.sampling import (
     FullBatchSampler,
     OwnSampler,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quietgrad.accounting.participation import FullBatch, Passes
+from quietgrad.accounting.events import FullBatch, Passes
 from quietgrad.sampling import BatchLoader, FullBatchSampler, ShuffledSampler
 
 from .helpers import Indices, drawn

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quietgrad.accounting.participation import Poisson, TruncatedPoisson
+from quietgrad.accounting.events import Poisson, TruncatedPoisson
 from quietgrad.sampling import BatchLoader, PoissonSampler
-from quietgrad.sampling.poisson import PoissonDraws
+from quietgrad.sampling.samplers import PoissonDraws
 
 from .helpers import POPULATION, Indices, drawn, table_of
 

@@ -5,19 +5,27 @@ Nothing here imports torch, so accounting can be read, tested and used apart fro
 
 from quietgrad.accounting.accountants import Accountant, PrivacyProfile
 from quietgrad.accounting.accountants import names as accountant_names
-from quietgrad.accounting.adjacency import ADJACENCIES, Adjacency
-from quietgrad.accounting.budget import Curve, curve, delta, epsilon, profile
-from quietgrad.accounting.calibration import calibrate, calibrate_plan
-from quietgrad.accounting.comparison import as_if_poisson
-from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.ledger import Ledger
-from quietgrad.accounting.participation import (
+from quietgrad.accounting.calibration import (
+    Curve,
+    as_if_poisson,
+    calibrate,
+    calibrate_plan,
+    curve,
+    delta,
+    epsilon,
+    profile,
+)
+from quietgrad.accounting.events import (
+    ADJACENCIES,
+    Adjacency,
     FullBatch,
+    GaussianEvent,
     Participation,
     Passes,
     Poisson,
     TruncatedPoisson,
 )
+from quietgrad.accounting.ledger import Ledger
 from quietgrad.accounting.tuning import TunedSearch, tuned
 
 __all__ = [

@@ -1,15 +1,300 @@
 """Noise for an epsilon."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from quietgrad._checks import require_count, require_delta, require_positive
-from quietgrad.accounting.accountants import Precision
-from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency
-from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, planned_event, profile
-from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.participation import Participation
-from quietgrad.accounting.search import slack_of, smallest_noise
+from quietgrad._checks import (
+    require_count,
+    require_delta,
+    require_number,
+    require_positive,
+    require_rate,
+)
+from quietgrad.accounting import accountants
+from quietgrad.accounting.accountants.base import Precision, PrivacyProfile
+from quietgrad.accounting.events import (
+    ADD_REMOVE,
+    Adjacency,
+    GaussianEvent,
+    Participation,
+    Passes,
+    Poisson,
+    TruncatedPoisson,
+    releases,
+    require_adjacency,
+)
+
+DEFAULT_ACCOUNTANT = "pld"
+_CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(2, 13))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Pairs that hold together, from the largest delta to the smallest."""
+
+    deltas: tuple[float, ...]
+    epsilons: tuple[float, ...]
+
+
+def epsilon(
+    *,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    sample_rate: float | None = None,
+    sampling: Participation | None = None,
+    accountant: str = DEFAULT_ACCOUNTANT,
+    adjacency: Adjacency = ADD_REMOVE,
+) -> float:
+    """What a run of private training spends at `delta`.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the largest gradient of one sample.
+        steps: number of optimizer steps; none spend nothing.
+        delta: the probability with which the bound may fail, in (0, 1).
+        sample_rate: probability with which each sample joins a step, under Poisson sampling.
+        sampling: instead of `sample_rate`, how samples take part, such as `Passes(length=50)`.
+        accountant: `pld` (tight) or `rdp`, which are upper bounds, or `gdp`, the central-limit
+            approximation of many papers, which is no bound and usually below the true value.
+        adjacency: which data sets must look alike; see `Adjacency`.
+
+    Returns:
+        The smallest epsilon the accountant can show; infinite if it can show none.
+
+    Example: `epsilon(noise_multiplier=1.0, sample_rate=0.04, steps=1500, delta=1e-5)` is 10.66.
+    """
+    require_delta("delta", delta)
+    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
+    return profile([event], accountant=accountant, adjacency=adjacency).epsilon(delta)
+
+
+def delta(
+    *,
+    noise_multiplier: float,
+    steps: int,
+    epsilon: float,
+    sample_rate: float | None = None,
+    sampling: Participation | None = None,
+    accountant: str = DEFAULT_ACCOUNTANT,
+    adjacency: Adjacency = ADD_REMOVE,
+) -> float:
+    """The smallest delta at which a run spends no more than `epsilon`.
+
+    Arguments are those of `quietgrad.accounting.epsilon`.
+    """
+    require_number("epsilon", epsilon, at_least=0.0)
+    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
+    return profile([event], accountant=accountant, adjacency=adjacency).delta(epsilon)
+
+
+def curve(
+    *,
+    noise_multiplier: float,
+    steps: int,
+    sample_rate: float | None = None,
+    sampling: Participation | None = None,
+    deltas: Sequence[float] = _CURVE_DELTAS,
+    accountant: str = DEFAULT_ACCOUNTANT,
+    adjacency: Adjacency = ADD_REMOVE,
+) -> Curve:
+    """Epsilon at each of `deltas`: all of it holds for the same run.
+
+    Other arguments are those of `quietgrad.accounting.epsilon`.
+    """
+    ordered = sorted((require_delta("deltas", each) for each in deltas), reverse=True)
+    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
+    whole = profile([event], accountant=accountant, adjacency=adjacency)
+    return Curve(tuple(ordered), tuple(whole.epsilon(each) for each in ordered))
+
+
+def profile(
+    events: Iterable[GaussianEvent],
+    *,
+    accountant: str = DEFAULT_ACCOUNTANT,
+    adjacency: Adjacency = ADD_REMOVE,
+    precision: Precision = "fine",
+) -> PrivacyProfile:
+    """All pairs (epsilon, delta) that hold for these events together, in any order."""
+    relation = require_adjacency(adjacency)
+    chosen, events = accountants.resolve(accountant), tuple(events)
+    composed = [releases(events, relation, added=added) for added in _added(events, relation)]
+    profiles = [chosen.profile(each, relation, precision=precision) for each in composed]
+    return profiles[0] if len(profiles) == 1 else _Worst(tuple(profiles))
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """What holds whichever of several things happened."""
+
+    profiles: tuple[PrivacyProfile, ...]
+
+    def epsilon(self, delta: float) -> float:
+        return max(profile.epsilon(delta) for profile in self.profiles)
+
+    def delta(self, epsilon: float) -> float:
+        return max(profile.delta(epsilon) for profile in self.profiles)
+
+
+def _added(events: Iterable[GaussianEvent], adjacency: Adjacency) -> tuple[int, ...]:
+    """How many samples more than the data set the larger of two neighbours may have.
+
+    The neighbour has one more or one less. It matters only where draws are cut, and either may be
+    the worse; but it is the same one in every step of a run.
+    """
+    cut = any(isinstance(event.sampling, TruncatedPoisson) for event in events)
+    return (0, 1) if cut and adjacency == ADD_REMOVE else (0,)
+
+
+def planned_event(
+    noise_multiplier: float,
+    *,
+    sample_rate: float | None,
+    sampling: Participation | None,
+    steps: int,
+) -> GaussianEvent:
+    """The event of a whole run, from arguments of which exactly one states the sampling."""
+    if (sample_rate is None) == (sampling is None):
+        raise ValueError(
+            f"sample_rate={sample_rate!r} and sampling={sampling!r}: expected exactly one of them"
+        )
+    if sampling is None:
+        sampling = Poisson(require_rate("sample_rate", sample_rate))
+    return GaussianEvent(noise_multiplier, sampling, steps)
+
+
+_LEAST_NOISE, _MOST_NOISE = 0.02, 1e6
+_TOLERANCE = 0.01  # how far below the target the answer may stay
+_RELATIVE_TOLERANCE = 1e-3  # the same in proportion, for small targets
+_MAX_CORRECTIONS = 6
+_NUDGE = 1.001
+
+Spent = Callable[[float], float]
+"""Epsilon as a function of the noise multiplier alone."""
+
+
+def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
+    """The noise multiplier for which `fine` is at most the target, and next to it.
+
+    Args:
+        target: the epsilon to stay within.
+        coarse: for the search: cheap, and about right.
+        fine: for the answer.
+
+    Raises:
+        ValueError: there is none; the message says what can be reached.
+    """
+    slack = slack_of(target)
+    goal = target - slack / 2
+    sigma = _solve(coarse, goal, target)
+    for _ in range(_MAX_CORRECTIONS):
+        found = fine(sigma)
+        if _is_close_enough(found, target, slack):
+            return sigma
+        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
+        if not 0 < found < math.inf:
+            break
+        sigma *= math.exp(min(math.log(goal / found) / _slope(coarse, sigma), 100.0))
+        if not _LEAST_NOISE < sigma < _MOST_NOISE:
+            break
+    root = _solve(fine, goal, target)  # slower, and does not run away
+    for sigma in (root, root * _NUDGE):  # on either side of it, where epsilon jumps to zero
+        if _is_close_enough(found := fine(sigma), target, slack):
+            return sigma
+    raise ValueError(
+        f"epsilon={target:g} is not resolved by this accountant: next to it is only {found:g};"
+        " take another epsilon or a larger delta"
+    )
+
+
+def slack_of(target: float) -> float:
+    """How far below a target the answer may stay."""
+    return min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
+
+
+def _is_close_enough(found: float, target: float, slack: float) -> bool:
+    if target - slack <= found <= target:
+        return True
+    # With enough noise delta alone covers the run: no value comes closer.
+    return found == 0 and target <= _TOLERANCE
+
+
+def _solve(spent: Spent, goal: float, target: float) -> float:
+    """The noise multiplier that spends `goal`, searched in logarithms of both."""
+    from scipy.optimize import brentq  # slow to import: only when needed
+
+    def excess(log_sigma: float) -> float:
+        value = min(max(spent(math.exp(log_sigma)), 1e-300), 1e300)
+        return math.log(value / goal)
+
+    low, high = _bracket(spent, goal, target)
+    root: float = brentq(excess, math.log(low), math.log(high), xtol=1e-4)
+    return math.exp(root)
+
+
+def _bracket(spent: Spent, goal: float, target: float) -> tuple[float, float]:
+    """Two noise multipliers with the goal between what they spend."""
+    low = high = 1.0
+    # Downwards in small steps: the less noise, the wider the distributions and the longer it takes.
+    while (most := spent(low)) < goal:
+        if low < _LEAST_NOISE:
+            raise ValueError(_too_large(target, low, most))
+        low, high = low / 2, low
+    while (least := spent(high)) > goal:
+        if high > _MOST_NOISE:
+            raise ValueError(_too_small(target, high, least))
+        low, high = high, high * 4
+    return low, high
+
+
+def _too_large(target: float, sigma: float, spent: float) -> str:
+    return (
+        f"epsilon={target:g} cannot be reached: a noise multiplier as small as {sigma:.2g} spends"
+        f" only {spent:.6g}; take a smaller epsilon, or state the noise multiplier itself"
+    )
+
+
+def _too_small(target: float, sigma: float, spent: float) -> str:
+    if math.isinf(spent):
+        return (
+            f"epsilon={target:g} cannot be reached with any noise: delta is below what the"
+            " accountant resolves (pld: 1e-15 a step), or below what a largest batch costs by"
+            " itself; expected a larger delta, or a larger largest batch"
+        )
+    return (
+        f"epsilon={target:g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
+        f" {spent:.3g}; take a larger epsilon or delta, fewer steps or a smaller sample rate"
+    )
+
+
+def _slope(spent: Spent, sigma: float) -> float:
+    """Derivative of log epsilon by log sigma, negative."""
+    ratio = 1.02
+    here, beyond = spent(sigma), spent(sigma * ratio)
+    if not here > beyond > 0:
+        return -1.0  # epsilon ~ 1 / sigma, the law of a single Gaussian
+    return math.log(beyond / here) / math.log(ratio)
+
+
+def as_if_poisson(events: Iterable[GaussianEvent]) -> list[GaussianEvent]:
+    """The same steps, as if passes had been Poisson sampling at the same expected batch size.
+
+    What was done is not that, so an epsilon of these events does NOT hold for it: samples that must
+    turn up once in a pass are amplified less than samples drawn afresh in every step ("How Private
+    are DP-SGD Implementations?", Chua et al. 2024).
+    """
+    return [
+        replace(event, sampling=_poisson(event.sampling), passes=None)
+        if isinstance(event.sampling, Passes)
+        else event
+        for event in events
+    ]
+
+
+def _poisson(passes: Passes) -> Poisson:
+    return Poisson(min(1.0, passes.times / passes.length))
+
 
 Plan = Callable[[float], Iterable[GaussianEvent]]
 """The events of a run, as a function of its noise multiplier."""

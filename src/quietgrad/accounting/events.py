@@ -1,12 +1,133 @@
 """What happened to the data: plain, frozen records that any accountant can read."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, get_args
 
-from quietgrad._checks import require_choice, require_count, require_positive
-from quietgrad.accounting import participation
-from quietgrad.accounting.participation import Participation, Passes
+from quietgrad._checks import require_choice, require_count, require_positive, require_rate
+
+Adjacency = Literal["add-remove-one", "replace-one", "zero-out-one"]
+"""How two neighbouring data sets differ.
+
+- `add-remove-one`: one has a sample more. The default, and what DP-SGD papers mean.
+- `replace-one`: one sample is exchanged for another; the number of samples is public. A sum of
+  clipped gradients moves up to twice as far, so the same noise gives a larger epsilon.
+- `zero-out-one`: one sample is exchanged for one without a gradient; the number is public.
+"""
+
+ADD_REMOVE: Final = "add-remove-one"
+REPLACE: Final = "replace-one"
+ZERO_OUT: Final = "zero-out-one"
+
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+
+
+def require_adjacency(value: object) -> Adjacency:
+    """The relation of this name."""
+    return require_choice("adjacency", value, ADJACENCIES)
+
+
+def largest_move(adjacency: Adjacency) -> float:
+    """How far a neighbour moves an unsampled sum, in units of one sample's largest gradient."""
+    return 2.0 if adjacency == REPLACE else 1.0
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each sample joins each step with the same probability, independently of everything else.
+
+    Attributes:
+        rate: that probability, in (0, 1].
+    """
+
+    kind: ClassVar[str] = "poisson"
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", require_rate("rate", self.rate))
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """Poisson sampling in which a draw above `largest` is cut down to a uniform subset of it.
+
+    Cutting couples the samples: whether one takes part depends on how many others do. What that
+    costs grows with the chance of a cut, so `largest` should lie several deviations above the mean.
+
+    Attributes:
+        rate: probability with which each sample is drawn, in (0, 1].
+        largest: most samples in a step.
+        population: number of samples in the data set.
+    """
+
+    kind: ClassVar[str] = "truncated-poisson"
+    rate: float
+    largest: int
+    population: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", require_rate("rate", self.rate))
+        object.__setattr__(self, "largest", require_count("largest", self.largest, at_least=1))
+        count = require_count("population", self.population, at_least=1)
+        object.__setattr__(self, "population", count)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """In each pass of `length` steps, every sample takes part in at most `times` of them.
+
+    Shuffled batches of a fixed size are passes with `times=1`. Nothing is claimed to be random, so
+    nothing is amplified: a pass counts as `times` releases of the whole data set.
+
+    Attributes:
+        length: steps in a pass.
+        times: the most steps of a pass that one sample takes part in.
+    """
+
+    kind: ClassVar[str] = "passes"
+    length: int
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", require_count("length", self.length, at_least=1))
+        object.__setattr__(self, "times", require_count("times", self.times, at_least=1))
+
+    def count(self, steps: int) -> int:
+        """The fewest passes that have this many steps."""
+        return -(-steps // self.length)
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Every sample takes part in every step."""
+
+    kind: ClassVar[str] = "full-batch"
+
+
+Participation = Poisson | TruncatedPoisson | Passes | FullBatch
+
+_KINDS: dict[str, type[Participation]] = {
+    cls.kind: cls for cls in (Poisson, TruncatedPoisson, Passes, FullBatch)
+}
+
+
+def to_dict(participation: Participation) -> dict[str, Any]:
+    """As plain data, for files."""
+    return {"kind": participation.kind} | asdict(participation)
+
+
+def from_dict(data: Mapping[str, Any]) -> Participation:
+    """What `to_dict` wrote; ValueError if it did not write this."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"unknown kind of sampling {kind!r}: expected one of {', '.join(_KINDS)}")
+    try:
+        return _KINDS[kind](**fields)
+    except TypeError as error:
+        raise ValueError(f"not a {kind} sampling: {error}") from error
+
 
 NOISES = ("secure", "fast", "seeded")
 
@@ -73,7 +194,7 @@ class GaussianEvent:
         return {
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
-            "sampling": participation.to_dict(self.sampling),
+            "sampling": to_dict(self.sampling),
             "steps": self.steps,
             "passes": self.passes,
             "noise": self.noise,
@@ -86,7 +207,7 @@ class GaussianEvent:
             fields = dict(data)
             if fields.pop("mechanism", None) != cls.mechanism:
                 raise ValueError(f"unknown mechanism in {data!r}: expected {cls.mechanism!r}")
-            sampling = participation.from_dict(fields.pop("sampling"))
+            sampling = from_dict(fields.pop("sampling"))
             return cls(sampling=sampling, **fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an event: {data!r}") from error
@@ -114,3 +235,82 @@ def require_event(value: object) -> GaussianEvent:
         f"expected a GaussianEvent, got {type(value).__name__}: record for example"
         " quietgrad.accounting.GaussianEvent(1.0, Poisson(rate=0.01))"
     )
+
+
+_MOST_NOISE = 1e9  # more of it only leaves the range of floats: counted as this much
+
+
+@dataclass(frozen=True)
+class Release:
+    """One sum plus Gaussian noise in which a sample takes part with probability `rate`.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over one sample's largest gradient.
+        rate: 1 if the sample takes part for certain.
+        truncation: the sampling itself, if it is Poisson cut down to a largest batch.
+    """
+
+    noise_multiplier: float
+    rate: float = 1.0
+    truncation: TruncatedPoisson | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every sample takes part: a plain Gaussian release."""
+        return self.rate == 1 and self.truncation is None
+
+
+Releases = dict[Release, int]
+"""How often each kind of release happened. Composition does not depend on their order."""
+
+
+def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: int = 0) -> Releases:
+    """Everything that happened, equal releases counted together.
+
+    Args:
+        events: what happened.
+        adjacency: which data sets must look alike.
+        added: how many samples more than the data set the larger of the two has; where draws are
+            cut, it matters.
+
+    Raises:
+        ValueError: the adjacency is one that the sampling of an event cannot promise.
+    """
+    merged: dict[tuple[float, Participation], GaussianEvent] = {}
+    for event in events:
+        key = (event.noise_multiplier, event.sampling)
+        alike = replace(event, noise=NOISES[0])  # where noise came from changes no epsilon
+        merged[key] = merged[key].plus(alike) if key in merged else alike
+    counts: Counter[Release] = Counter()
+    for event in merged.values():
+        _require_promise(event.sampling, adjacency)
+        counts[_release(event, added)] += _count(event)
+    return {release: count for release, count in counts.items() if count > 0}
+
+
+def _release(event: GaussianEvent, added: int) -> Release:
+    sigma = min(event.noise_multiplier, _MOST_NOISE)
+    match event.sampling:
+        case Poisson(rate):
+            return Release(sigma, rate)
+        case TruncatedPoisson(rate) as truncation:
+            larger = replace(truncation, population=truncation.population + added)
+            return Release(sigma, rate, larger)
+        case Passes() | FullBatch():
+            return Release(sigma)
+
+
+def _count(event: GaussianEvent) -> int:
+    if isinstance(event.sampling, Passes):
+        # Never fewer passes than the steps need, whatever was written down.
+        return event.sampling.times * max(event.passes or 0, event.sampling.count(event.steps))
+    return event.steps
+
+
+def _require_promise(sampling: Participation, adjacency: Adjacency) -> None:
+    if isinstance(sampling, Passes) and adjacency == ADD_REMOVE:
+        raise ValueError(
+            "batches of a fixed size show how many samples there are, so nothing can be promised"
+            f" for adjacency={ADD_REMOVE!r}: pass adjacency='replace-one' (or 'zero-out-one'), or"
+            " use Poisson sampling"
+        )

@@ -10,12 +10,17 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from quietgrad._checks import require_delta
-from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
-from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT, profile
-from quietgrad.accounting.events import GaussianEvent, require_event
+from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT, profile
+from quietgrad.accounting.events import (
+    ADD_REMOVE,
+    Adjacency,
+    GaussianEvent,
+    require_adjacency,
+    require_event,
+)
 from quietgrad.accounting.ledger_file import LedgerFile, read_ledger
 from quietgrad.accounting.ledger_records import (
-    Record,
+    LedgerRecord,
     extended,
     merged,
     missing,
@@ -49,12 +54,12 @@ class Ledger:
         self._file: LedgerFile | None = None
         # Can be taken again by its holder: an interrupt may keep it from being given back.
         self._lock = threading.RLock()
-        self._records: list[Record] = []
+        self._records: list[LedgerRecord] = []
         self._session, self._process = new_session(), os.getpid()
         self._epsilons: dict[tuple[float, str], float] = {}
         self._covered = 0
         for event in events:
-            self._append(Record(self._id, require_event(event)))
+            self._append(LedgerRecord(self._id, require_event(event)))
 
     @classmethod
     def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "Ledger":
@@ -103,7 +108,7 @@ class Ledger:
             name = data["id"]
             if not isinstance(name, str) or not name:
                 raise ValueError(f"id={name!r} is not valid: expected a string")
-            records = [Record.from_dict(each, unnamed=name) for each in data["events"]]
+            records = [LedgerRecord.from_dict(each, unnamed=name) for each in data["events"]]
             return cls._of(records, adjacency=data["adjacency"], id=name)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"what was saved is no ledger: {error!r}") from error
@@ -245,29 +250,29 @@ class Ledger:
         return self._file is not None and self._file.is_in_place
 
     @classmethod
-    def _of(cls, records: Iterable[Record], *, adjacency: Adjacency, id: str) -> "Ledger":
+    def _of(cls, records: Iterable[LedgerRecord], *, adjacency: Adjacency, id: str) -> "Ledger":
         """A ledger that goes on after these."""
         ledger = cls(adjacency=adjacency, id=id)
         for record in records:
             ledger._append(record)
         return ledger
 
-    def _own(self, event: GaussianEvent) -> Record:
+    def _own(self, event: GaussianEvent) -> LedgerRecord:
         if os.getpid() != self._process:  # forked: parent and child go on apart
             self._session, self._process = new_session(), os.getpid()
-        return Record(self._session, event)
+        return LedgerRecord(self._session, event)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: LedgerRecord) -> None:
         if self._file is not None:
             self._file.append(record)
         self._append(record)
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: LedgerRecord) -> None:
         extended(self._records, record)
         self._epsilons.clear()
 
 
-def _steps(records: Iterable[Record]) -> int:
+def _steps(records: Iterable[LedgerRecord]) -> int:
     return sum(record.event.steps for record in records)
 
 

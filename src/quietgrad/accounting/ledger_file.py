@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 from uuid import uuid4
 
-from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
-from quietgrad.accounting.ledger_lines import LedgerContent, entry, header, parsed, restoration
-from quietgrad.accounting.ledger_records import Record
+from quietgrad.accounting.events import ADD_REMOVE, Adjacency, require_adjacency
+from quietgrad.accounting.ledger_records import (
+    LedgerContent,
+    LedgerRecord,
+    entry,
+    header,
+    parsed,
+    restoration,
+)
 from quietgrad.errors import LedgerError
 
 if sys.platform != "win32":
@@ -81,7 +87,7 @@ class LedgerFile:
         is_as_left = self._size <= here.st_size <= max(self._size, self._attempted)
         return os.path.samestat(here, there) and is_as_left
 
-    def append(self, record: Record) -> None:
+    def append(self, record: LedgerRecord) -> None:
         """Write one line, and return when it is on the disk.
 
         If this fails, for want of room or by an interrupt, the line is taken back: what it says was

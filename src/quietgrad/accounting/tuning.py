@@ -22,13 +22,17 @@ from quietgrad._checks import (
     require_number,
     require_positive,
 )
-from quietgrad.accounting.accountants.quiet import quiet_absl
-from quietgrad.accounting.adjacency import ADD_REMOVE, Adjacency, require_adjacency
-from quietgrad.accounting.budget import planned_event, profile
-from quietgrad.accounting.events import GaussianEvent
-from quietgrad.accounting.participation import Participation
-from quietgrad.accounting.releases import Releases, releases
-from quietgrad.accounting.search import smallest_noise
+from quietgrad.accounting.accountants.base import quiet_absl
+from quietgrad.accounting.calibration import planned_event, profile, smallest_noise
+from quietgrad.accounting.events import (
+    ADD_REMOVE,
+    Adjacency,
+    GaussianEvent,
+    Participation,
+    Releases,
+    releases,
+    require_adjacency,
+)
 
 RunsDistribution = Literal["poisson", "geometric", "logarithmic"]
 """How the number of runs is drawn."""

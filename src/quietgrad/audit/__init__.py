@@ -19,8 +19,7 @@ from quietgrad.audit.game import Observation, Train, one_run
 from quietgrad.audit.result import AuditResult
 
 if TYPE_CHECKING:
-    from quietgrad.audit.in_examples import example_canaries, mislabeled
-    from quietgrad.audit.in_gradients import gradient_canaries
+    from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
 
 __all__ = [
     "AuditResult",
@@ -41,16 +40,12 @@ __all__ = [
 ]
 
 # These train, so they need torch; bounds can be computed without it.
-_HOMES = {
-    "example_canaries": "in_examples",
-    "gradient_canaries": "in_gradients",
-    "mislabeled": "in_examples",
-}
+_LAZY = {"example_canaries", "gradient_canaries", "mislabeled"}  # they need torch
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"quietgrad.audit.{_HOMES[name]}"), name)
+    if name in _LAZY:
+        return getattr(import_module("quietgrad.audit.canaries"), name)
     raise AttributeError(f"module 'quietgrad.audit' has no attribute {name!r}")
 
 

@@ -8,12 +8,203 @@ does not hold with that probability.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quietgrad._checks import require_count, require_delta
+from quietgrad.accounting.accountants.base import PrivacyProfile
 from quietgrad.accounting.accountants.gdp import GaussianProfile
-from quietgrad.audit import pvalues
-from quietgrad.audit.confidence import require_confidence
-from quietgrad.audit.tradeoffs import GaussianTradeOff
+
+
+def require_confidence(value: object) -> float:
+    """A probability in (0, 1), ends excluded."""
+    try:
+        return require_delta("confidence", value)
+    except ValueError:
+        raise ValueError(
+            f"confidence={value!r} is not valid: expected a probability in (0, 1) such as 0.95, "
+            "with which the bound is to hold"
+        ) from None
+
+
+_LEAST_DELTA = 1e-12  # what lies behind it can move no audit of fewer than billions of canaries
+LARGEST_EPSILON = 700.0  # beyond it e^epsilon is beyond all floats
+_POINTS = 128
+
+
+class TradeOff(Protocol):
+    """A bound on what can be told apart, the same in both directions."""
+
+    def least_wrong(self, right: float) -> float:
+        """The smallest x with fbar(x) >= right, for `right` in [0, 1]."""
+
+    @property
+    def accuracy(self) -> float:
+        """The largest probability of a right guess about a fair coin."""
+
+
+@dataclass(frozen=True)
+class GaussianTradeOff:
+    """That of two Gaussians with variance 1 whose means are `mu` apart."""
+
+    mu: float
+
+    def least_wrong(self, right: float) -> float:
+        """Phi(Phi^-1(right) - mu)."""
+        from scipy.special import ndtr, ndtri  # slow to import: only when needed
+
+        return float(ndtr(ndtri(right) - self.mu))
+
+    @property
+    def accuracy(self) -> float:
+        """Phi(mu / 2)."""
+        from scipy.special import ndtr
+
+        return float(ndtr(self.mu / 2))
+
+
+@dataclass(frozen=True, eq=False)
+class PointwiseTradeOff:
+    """That of all mechanisms that are (epsilon, delta)-private for each of some pairs.
+
+    Leaving pairs out never understates it, so a curve may be replaced with some of its points.
+    """
+
+    epsilons: NDArray[np.float64]
+    deltas: NDArray[np.float64]
+
+    def least_wrong(self, right: float) -> float:
+        """The largest of two straight lines per pair (Wasserman and Zhou 2010)."""
+        falling = (right - self.deltas) * np.exp(-self.epsilons)
+        rising = 1 - self.deltas - (1 - right) * np.exp(self.epsilons)
+        return float(max(0.0, falling.max(), rising.max()))
+
+    @property
+    def accuracy(self) -> float:
+        """At the corner of the lowest curve, where both kinds of error are equally likely."""
+        errors = (1 - self.deltas) / (1 + np.exp(self.epsilons))
+        return float(1 - errors.max())
+
+
+def pair(epsilon: float, delta: float) -> PointwiseTradeOff:
+    """Of a single pair, whatever the mechanism."""
+    return PointwiseTradeOff(np.array([min(epsilon, LARGEST_EPSILON)]), np.array([delta]))
+
+
+@dataclass(frozen=True, eq=False)
+class ProfileTradeOff:
+    """That of what an accountant computed."""
+
+    profile: PrivacyProfile
+
+    def least_wrong(self, right: float) -> float:
+        """By enough points of the curve to lose next to nothing."""
+        return self._points.least_wrong(right)
+
+    @property
+    def accuracy(self) -> float:
+        """By the delta at epsilon 0, which is the total variation distance."""
+        return (1 + self.profile.delta(0.0)) / 2
+
+    @cached_property
+    def _points(self) -> PointwiseTradeOff:
+        largest = min(self.profile.epsilon(_LEAST_DELTA), LARGEST_EPSILON)
+        epsilons = np.linspace(0.0, largest, _POINTS)
+        deltas = [self.profile.delta(float(epsilon)) for epsilon in epsilons]
+        return PointwiseTradeOff(epsilons, np.array(deltas))
+
+
+_SMALLEST = 1e-30
+
+
+def pure_and_delta(
+    epsilon: float, delta: float, *, correct: int, guesses: int, canaries: int
+) -> float:
+    """For every (epsilon, delta)-private mechanism, all canaries in one run.
+
+    Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem 5.2: as
+    many right guesses as randomized response gives, plus what delta can add.
+    """
+    from scipy.special import expit
+    from scipy.stats import binom
+
+    require_guesses(correct, guesses, canaries)
+    below = np.arange(correct)  # i - 1 for i = 1, 2, ..., correct
+    at_least = binom.sf(correct - 1, guesses, expit(epsilon))
+    # P[correct - i <= Binomial < correct], for each i
+    within = np.cumsum(binom.pmf(correct - 1 - below, guesses, expit(epsilon)))
+    excess = float((within / (below + 1)).max(initial=0.0))
+    return float(min(1.0, at_least + 2 * canaries * delta * excess))
+
+
+def one_run(tradeoff: TradeOff, *, correct: int, guesses: int, canaries: int) -> float:
+    """For every mechanism with this trade-off function, all canaries in one run.
+
+    Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run": with p_i
+    the probability of exactly i right guesses, r_i the sum over j >= i of p_j j / canaries, and w_i
+    that of p_j (guesses - j) / canaries, r_i <= fbar(w_(i-1)) for every i.
+    """
+    require_guesses(correct, guesses, canaries)
+
+    def is_possible(probability: float) -> bool:
+        return tail_is_possible(tradeoff, probability, correct, guesses, canaries)
+
+    if is_possible(1.0):
+        return 1.0
+    low, high = np.log(_SMALLEST), 0.0
+    while high - low > 1e-9:  # of the logarithm; the larger end is kept
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_possible(float(np.exp(middle))) else (low, middle)
+    return float(np.exp(high))
+
+
+def tail_is_possible(
+    tradeoff: TradeOff, probability: float, correct: int, guesses: int, canaries: int
+) -> bool:
+    """Whether so many guesses or more may be right with this probability.
+
+    The least that all constraints ask for: first put the whole tail at `correct`, then go down and
+    add to each p_i no more than r_(i+1) needs. More anywhere only asks for more further down, so
+    if these add up to more than 1, so does every distribution with such a tail.
+    """
+    right = probability * correct / canaries
+    wrong = probability * (guesses - correct) / canaries
+    for count in range(correct - 1, -1, -1):
+        added = max(0.0, tradeoff.least_wrong(right) - wrong)
+        wrong += added
+        right += added * count / (guesses - count)
+        if right + wrong > guesses / canaries:
+            return False
+    return True
+
+
+def independent(tradeoff: TradeOff, *, correct: int, guesses: int) -> float:
+    """For every mechanism with this trade-off function, if guesses do not depend on one another.
+
+    They do not if each is about a run of its own, or about a canary that never meets the others.
+    Then each is right with at most the trade-off's best accuracy.
+    """
+    from scipy.stats import binom
+
+    require_guesses(correct, guesses, guesses)
+    return float(binom.sf(correct - 1, guesses, tradeoff.accuracy))
+
+
+def require_guesses(correct: int, guesses: int, canaries: int) -> None:
+    """Refuse counts that contradict one another."""
+    require_count("guesses", guesses, at_least=1)
+    if guesses > canaries:
+        raise ValueError(
+            f"guesses={guesses}, canaries={canaries}: expected no more guesses than canaries"
+        )
+    if require_count("correct", correct, at_least=0) > guesses:
+        raise ValueError(
+            f"correct={correct}, guesses={guesses}: expected no more right guesses than guesses"
+        )
+
 
 _LEAST = 1e-6
 _MOST = 2.0**20
@@ -33,7 +224,7 @@ def lower_bound(
     """
     at, alpha = require_delta("delta", delta), 1 - require_confidence(confidence)
     counts = {"correct": correct, "guesses": guesses, "canaries": canaries}
-    return largest_rejected(lambda e: pvalues.pure_and_delta(e, at, **counts) < alpha)
+    return largest_rejected(lambda e: pure_and_delta(e, at, **counts) < alpha)
 
 
 def gaussian_lower_bound(
@@ -46,11 +237,9 @@ def gaussian_lower_bound(
     Gaussian with the largest mu that is rejected. Arguments are those of `lower_bound`.
     """
     at, alpha = require_delta("delta", delta), 1 - require_confidence(confidence)
-    pvalues.require_guesses(correct, guesses, canaries)
+    require_guesses(correct, guesses, canaries)
     mu = largest_rejected(
-        lambda mu: (
-            not pvalues.tail_is_possible(GaussianTradeOff(mu), alpha, correct, guesses, canaries)
-        )
+        lambda mu: not tail_is_possible(GaussianTradeOff(mu), alpha, correct, guesses, canaries)
     )
     return GaussianProfile(mu).epsilon(at)
 

@@ -11,17 +11,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from quietgrad._checks import require_delta, require_number
-from quietgrad.accounting import (
-    Adjacency,
-    GaussianEvent,
-    PrivacyProfile,
-    accountants,
-    participation,
-    profile,
-)
-from quietgrad.accounting.accountants import Precision
-from quietgrad.accounting.adjacency import ADD_REMOVE
-from quietgrad.audit.tradeoffs import ProfileTradeOff, TradeOff, pair
+from quietgrad.accounting import accountants, events
+from quietgrad.accounting.accountants.base import Precision, PrivacyProfile
+from quietgrad.accounting.calibration import profile
+from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent
+from quietgrad.audit.bounds import ProfileTradeOff, TradeOff, pair
 
 
 class Claim(Protocol):
@@ -97,7 +91,7 @@ class Recorded:
             "is_guarantee": accountants.resolve(self.accountant).is_guarantee,
             "adjacency": self.adjacency,
             "steps": sum(event.steps for event in self.events),
-            "sampling": _distinct(participation.to_dict(event.sampling) for event in self.events),
+            "sampling": _distinct(events.to_dict(event.sampling) for event in self.events),
             "noise_multiplier": _distinct(event.noise_multiplier for event in self.events),
             "noise": _distinct(event.noise for event in self.events),
         }

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietgrad._checks import require_count
-from quietgrad.audit import pvalues
+from quietgrad.audit import bounds
+from quietgrad.audit.bounds import require_confidence
 from quietgrad.audit.claims import Claim
-from quietgrad.audit.confidence import require_confidence
-from quietgrad.audit.judgement import Evidence, judge
-from quietgrad.audit.result import AuditResult
+from quietgrad.audit.result import AuditEvidence, AuditResult, judge
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +74,7 @@ def one_run(
     """
     require_count("canaries", canaries, at_least=1)
     guesses = max(1, canaries // 5) if guesses is None else guesses
-    pvalues.require_guesses(0, guesses, canaries)
+    bounds.require_guesses(0, guesses, canaries)
     require_confidence(confidence)
     sources = np.random.SeedSequence(seed).spawn(require_count("runs", runs, at_least=1))
     played = [
@@ -137,7 +136,7 @@ def _correct_by_rank(scores: NDArray[np.float64], present: NDArray[np.bool_], gu
 
 def _judged(played: list[_Played], guesses: int, confidence: float, *, seeded: bool) -> AuditResult:
     claim, threshold = _agreed(played)
-    evidence = Evidence(
+    evidence = AuditEvidence(
         scores=np.concatenate([each.observation.scores for each in played]),
         present=np.concatenate([each.present for each in played]),
         threshold=threshold,

@@ -1,7 +1,7 @@
 """Capture: per-sample gradients of stock models, by rules for torch operations."""
 
+from quietgrad.capture.call import Call, rule
 from quietgrad.capture.refusals import check_losses
-from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.repetition import is_repeating, undisturbed
 from quietgrad.capture.session import Capture, detach
 from quietgrad.capture.tape import Sink

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from quietgrad.capture.checkpoints import current_checkpoint
 from quietgrad.capture.layout import Rows, SiteKey
-from quietgrad.capture.tap import tap_output, tap_source
-from quietgrad.capture.tape import Site, Tape
-from quietgrad.capture.targets import Lookup, MakeFactor, Target, Use, is_spread_over_samples
+from quietgrad.capture.parameters import Lookup, MakeFactor, Target, Use, is_spread_over_samples
+from quietgrad.capture.tape import Site, Tape, tap_output, tap_source
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors import Dense, Factor, Gather
+from quietgrad.factors.base import Dense, Factor
+from quietgrad.factors.gather import Gather
+
+
+def current_checkpoint() -> Any:
+    """What tells the innermost checkpointed region from others; None outside of any."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is None or "_checkpoint_hook" not in getattr(hooks[0], "__qualname__", ""):
+        return None
+    return hooks[0]
+
 
 _IN_PLACE_OPERATORS = frozenset(
     f"{name}__"
@@ -203,3 +211,39 @@ def _looked_up(rows: Rows, grad: Tensor, *, ids: Tensor, lookup: Lookup) -> Fact
 
 def _unbroadcast(rows: Rows, grad: Tensor, *, shape: torch.Size) -> Factor:
     return Dense(rows.unbroadcast(grad, shape))
+
+
+Rule = Callable[..., Any]
+RuleT = TypeVar("RuleT", bound=Rule)
+TorchFunction = Callable[..., Any]
+
+_RULES: dict[TorchFunction, Rule] = {}
+
+
+def rule(*functions: TorchFunction) -> Callable[[RuleT], RuleT]:
+    """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation."""
+
+    def register(function: RuleT) -> RuleT:
+        for operation in functions:
+            _RULES[operation] = function
+        return function
+
+    return register
+
+
+def find_rule(function: TorchFunction) -> Rule | None:
+    """The rule for a torch operation, if there is one."""
+    return _RULES.get(function)
+
+
+def variants(names: Iterable[str]) -> list[TorchFunction]:
+    """All spellings of operations: torch.f, Tensor.f, f_, __f__, __rf__, __if__."""
+    found = []
+    for name in names:
+        spellings = (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
+        for holder in (torch, Tensor):
+            found += [getattr(holder, s) for s in spellings if callable(getattr(holder, s, None))]
+    return found
+
+
+__all__ = ["Call", "find_rule", "rule", "variants"]

@@ -16,10 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quietgrad.capture.agreement import agree, coarsest_bits
-from quietgrad.capture.comparison import Comparison, rows_of, same_throughout, tells_apart
-from quietgrad.capture.readings import Reading, readings_of
-from quietgrad.capture.repetition import ModelCall, Outcome
+from quietgrad.capture.compare import (
+    InputLayout,
+    OutputComparison,
+    agree,
+    coarsest_bits,
+    readings_of,
+    rows_of,
+    same_throughout,
+    tells_apart,
+)
+from quietgrad.capture.repetition import CallOutcome, ModelCall
 from quietgrad.capture.rules.forbidden import raw_data_refusal
 from quietgrad.capture.trees import Node
 from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
@@ -59,7 +66,7 @@ class _Examination:
     """Runs of one call, with its arguments read in one way."""
 
     call: ModelCall
-    reading: Reading
+    reading: InputLayout
 
     def complaint(self, splits: Splits) -> QuietgradError | None:
         """What is wrong with the model, if anything is."""
@@ -122,9 +129,9 @@ class _Examination:
         count = len(samples)
         return self._comparison(count, samples, torch.arange(count)).holds(before, after)
 
-    def _comparison(self, count: int, old: Tensor, new: Tensor) -> Comparison:
+    def _comparison(self, count: int, old: Tensor, new: Tensor) -> OutputComparison:
         bits = coarsest_bits(self.call.model.parameters())
-        return Comparison(self.call.outputs, self.reading.batch, count, old, new, bits)
+        return OutputComparison(self.call.outputs, self.reading.batch, count, old, new, bits)
 
     def _is_verifiable(self, node: Node) -> bool:
         """Whether samples were told apart in something that losses can depend on."""
@@ -137,7 +144,7 @@ class _Examination:
         return type(self.call.model).__name__
 
 
-def _check_buffers(before: Outcome, after: Outcome) -> None:
+def _check_buffers(before: CallOutcome, after: CallOutcome) -> None:
     for name, value in before.buffers.items():
         if name in after.buffers and not agree(value, after.buffers[name]):
             raise raw_data_refusal(name)

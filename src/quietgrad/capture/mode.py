@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from quietgrad.capture import derivation
-from quietgrad.capture.call import Call, Frame, is_in_place
-from quietgrad.capture.parameters import ParameterTable
-from quietgrad.capture.registry import find_rule
+from quietgrad.capture import derived
+from quietgrad.capture.call import Call, Frame, find_rule, is_in_place
+from quietgrad.capture.parameters import ParameterTable, Target, is_spread_over_samples
 from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Tape
-from quietgrad.capture.targets import Target, is_spread_over_samples
 from quietgrad.capture.trees import tensors_in
 from quietgrad.errors import QuietgradError
 
@@ -38,11 +36,11 @@ class _Operation(NamedTuple):
 @cache
 def _operation(func: Callable[..., Any]) -> _Operation:
     return _Operation(
-        only_tells=func in derivation.METADATA or derivation.is_plain_property(func),
-        hooks=func in derivation.HOOKS,
+        only_tells=func in derived.METADATA or derived.is_plain_property(func),
+        hooks=func in derived.HOOKS,
         reads_numbers=func in _NUMBERS,
         writes=is_in_place(func),
-        makes_constants=derivation.makes_constants(func),
+        makes_constants=derived.makes_constants(func),
     )
 
 
@@ -88,14 +86,14 @@ class CaptureMode(TorchFunctionMode):
         targets = [self._target_of(tensor, tape) for tensor in tensors]
         if not any(targets) or not torch.is_grad_enabled():
             return self._run_plain(func, args, kwargs, tensors, targets, tape)
-        if derivation.ignores_data(func) and self._target_of(args[0], tape) is None:
+        if derived.ignores_data(func) and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
         call = self._call(func, tape)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
-        if derivation.ignores_data(func) or all(tape.is_constant(t) for t in data):
+        if derived.ignores_data(func) or all(tape.is_constant(t) for t in data):
             managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
             if not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
-                return derivation.derive(call, tape, args, kwargs, managed)
+                return derived.derive(call, tape, args, kwargs, managed)
             args, kwargs = tree_map(call.own_copies, (args, kwargs))
             if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
                 return func(*args, **kwargs)

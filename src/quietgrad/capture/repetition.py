@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.outputs import OutputRows
-from quietgrad.capture.state import same_randomness as same_randomness
-from quietgrad.capture.state import seed_all
-from quietgrad.capture.state import undisturbed as undisturbed
+from quietgrad.capture.layout import OutputRows
+from quietgrad.capture.model_state import same_randomness as same_randomness
+from quietgrad.capture.model_state import seed_all
+from quietgrad.capture.model_state import undisturbed as undisturbed
 from quietgrad.capture.trees import Node, returned, tensors_in
 
 # A gate this far closed hides what is behind it: LayerScale begins at 1e-6, and at 1e-4.
@@ -30,7 +30,7 @@ def is_repeating() -> bool:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """What a run gave, and the buffers as it left them."""
 
     returned: Node
@@ -65,7 +65,7 @@ class ModelCall:
 
     def repeat(
         self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Run it with what ``choose`` makes of its arguments, as in training or in evaluation.
 
         Parameters that are still all but zero get random values: mixing would hide behind them.
@@ -84,7 +84,7 @@ class ModelCall:
                 seed_all(self.model, seed)
             outputs = self.model(*args, **kwargs)
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        return Outcome(returned(outputs), buffers)
+        return CallOutcome(returned(outputs), buffers)
 
     @contextmanager
     def _with_open_gates(self) -> Iterator[None]:

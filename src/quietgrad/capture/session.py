@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.hooks import RemovableHandle
 
-from quietgrad.capture import memory
-from quietgrad.capture.attributes import AttributeWatch
+from quietgrad.capture import refusals
 from quietgrad.capture.call import Frame
-from quietgrad.capture.layout import LayoutBook
+from quietgrad.capture.layout import LayoutBook, OutputRows
 from quietgrad.capture.mode import CaptureMode
-from quietgrad.capture.modes import remove_mode
-from quietgrad.capture.outputs import OutputRows
+from quietgrad.capture.model_state import AttributeWatch, undisturbed
 from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.refusals import (
@@ -27,9 +31,9 @@ from quietgrad.capture.refusals import (
     refuse_hooks,
     refuse_unusable,
 )
-from quietgrad.capture.repetition import ModelCall, undisturbed
+from quietgrad.capture.repetition import ModelCall
 from quietgrad.capture.rules import forbidden
-from quietgrad.capture.tape import Phase, Sink, Tape
+from quietgrad.capture.tape import Sink, Tape, TapePhase
 from quietgrad.capture.trees import returned_tensors
 from quietgrad.capture.verification import Verifier
 from quietgrad.errors import (
@@ -39,6 +43,16 @@ from quietgrad.errors import (
     TrainableSetError,
     UnsupportedOperationError,
 )
+
+
+def remove_mode(unwanted: TorchFunctionMode) -> None:
+    """Switch it off, however often it is on: an interrupt may have come at any moment."""
+    if not any(mode is unwanted for mode in _get_current_function_mode_stack()):
+        return
+    others = [_pop_mode() for _ in _get_current_function_mode_stack()]
+    for mode in reversed(others):
+        if mode is not unwanted:
+            _push_mode(mode)
 
 
 class Capture:
@@ -189,7 +203,7 @@ class Capture:
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ended, or failed: then there is no output."""
         if output is None:
-            memory.note_if_exhausted(sys.exception(), self._tape.batch)
+            refusals.note_if_exhausted(sys.exception(), self._tape.batch)
         if self._is_paused:
             return
         frames = self._mode.frames
@@ -200,7 +214,7 @@ class Capture:
             remove_mode(self._mode)
             self._is_capturing = False
             failed = output is None and sys.exception() is not self._handled
-            if not failed and self._tape.phase is Phase.FORWARD:
+            if not failed and self._tape.phase is TapePhase.FORWARD:
                 seeded = self._tape.seeded_samples
                 outputs = tuple(OutputRows(tensor, seeded) for tensor in returned_tensors(output))
                 self._tape.calls.append(ModelCall.recorded(module, args, kwargs, outputs))

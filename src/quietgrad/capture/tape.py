@@ -6,23 +6,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
+from quietgrad.capture.parameters import Derived, Target, Use
 from quietgrad.capture.provenance import Provenance
 from quietgrad.capture.repetition import ModelCall
-from quietgrad.capture.tap import entry
-from quietgrad.capture.targets import Derived, Target, Use
 from quietgrad.errors import (
     ChangedGradientError,
     SampleMixingError,
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors import Factor, combine
+from quietgrad.factors.base import Factor
+from quietgrad.factors.combined import combine
+
+if TYPE_CHECKING:
+    pass  # MOVED
 
 
 class Sink(Protocol):
@@ -52,7 +56,7 @@ class Site:
         self._tape.receive(self, grad, saved)
 
 
-class Phase(Enum):
+class TapePhase(Enum):
     """What a gradient that arrives at a site means."""
 
     FORWARD = "forward"
@@ -71,7 +75,7 @@ class Tape:
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
         self.recomputes = self.reads_numbers = False
-        self.phase = Phase.FORWARD
+        self.phase = TapePhase.FORWARD
         self._sites: list[Site] = []
         self._all_told_apart = False
         self._seeded = torch.empty(0)
@@ -111,7 +115,7 @@ class Tape:
 
     def expect(self, site: Site) -> None:
         """Count a use, so that its parameter is known to be complete when all have come back."""
-        if self.phase is not Phase.FORWARD:
+        if self.phase is not TapePhase.FORWARD:
             return  # recomputed by activation checkpointing: counted when it first ran, or never
         self._sites.append(site)
         for use in site.uses:
@@ -145,7 +149,7 @@ class Tape:
         Returns, for each operation, a linear function of the gradient that arrived, and how far it
         may be off by rounding.
         """
-        self.phase, self._seeded = Phase.PROBING, seeded
+        self.phase, self._seeded = TapePhase.PROBING, seeded
         self._clean = self._mixed = None
         self._projections = {}
         # Nothing but the taps is to see this pass; reentrant checkpointing has no such option.
@@ -158,18 +162,18 @@ class Tape:
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
-        self.phase, self._sink = Phase.COLLECTING, sink
+        self.phase, self._sink = TapePhase.COLLECTING, sink
         torch.autograd.backward(losses, torch.full_like(losses, scale))
         for name in list(self._factors):
             self._complete(name)
 
     def seeded_samples(self) -> Tensor | None:
         """Which samples' losses are being back-propagated by a probe; None if none is running."""
-        return self._seeded if self.phase is Phase.PROBING else None
+        return self._seeded if self.phase is TapePhase.PROBING else None
 
     def close(self) -> None:
         """Forget everything; gradients that arrive later are refused."""
-        self.phase = Phase.CLOSED
+        self.phase = TapePhase.CLOSED
         self._sites.clear()
         self.calls.clear()
         self._factors.clear()
@@ -179,10 +183,10 @@ class Tape:
 
     def receive(self, site: Site, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:
         """A gradient arrived at ``site``."""
-        if self.phase is Phase.PROBING:
+        if self.phase is TapePhase.PROBING:
             if grad is not None:
                 self._observe(site, grad)
-        elif self.phase is Phase.COLLECTING:
+        elif self.phase is TapePhase.COLLECTING:
             if grad is not None:
                 self._record(site, grad, saved)
             self._count_down(site)
@@ -195,7 +199,7 @@ class Tape:
         So it seems: in a forward with another number of samples than the batch has, which nobody
         will ask the engine about, data is taken for a constant. There a stray backward is told.
         """
-        if self.phase not in (Phase.PROBING, Phase.COLLECTING):
+        if self.phase not in (TapePhase.PROBING, TapePhase.COLLECTING):
             raise _stray(f"'{name}'")
         raise UnsupportedOperationError(
             f"parameter '{name}' reaches the losses through a computation on parameters alone (a "
@@ -326,3 +330,77 @@ def _mixing_message(site: Site, clean: SiteKey | None) -> str:
         "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
         "one independent entry per sample."
     )
+
+
+def tap_output(output: Tensor, token: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
+    """``output`` itself; when its gradient arrives, ``site`` receives it with what was saved."""
+    tapped: Tensor = _TapOutput.apply(output, token, site, *saved)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+def tap_source(values: Tensor, token: Tensor, site: Site, shape: torch.Size) -> Tensor:
+    """``values`` broadcast to ``shape``; their gradient goes to ``site`` and ends there."""
+    tapped: Tensor = _TapSource.apply(values, token, site, shape)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+def entry(values: Tensor, token: Tensor, tape: Tape, name: str) -> Tensor:
+    """``values`` as the start of a computation on parameters alone."""
+    start: Tensor = _Entry.apply(values, token, tape, name)  # type: ignore[no-untyped-call]
+    return start
+
+
+class _TapOutput(torch.autograd.Function):
+    """Identity on an operation's output; its backward hands the gradient to the tape.
+
+    The output is marked dirty instead of copied, so that in-place activations behind it stay
+    legal. What the site needs is saved through autograd, so that activation checkpointing can drop
+    and recompute it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor, site: Site, *saved: Tensor) -> Tensor:
+        ctx.site = site
+        ctx.save_for_backward(*saved)
+        ctx.mark_dirty(output)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        ctx.site.receive(grad, saved)
+        return (grad, None, None, *[None] * len(saved))
+
+
+class _TapSource(torch.autograd.Function):
+    """A parameter's values, broadcast to the shape of their use; the gradient ends at the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, token: Tensor, site: Site, shape: torch.Size) -> Tensor:
+        ctx.site = site
+        ctx.set_materialize_grads(False)
+        return values.expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
+        ctx.site.receive(grad, ())
+        return None, None, None, None
+
+
+class _Entry(torch.autograd.Function):
+    """Where a computation on parameters alone begins; ordinary backward must never get here."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, token: Tensor, tape: Tape, name: str) -> Tensor:
+        ctx.tape, ctx.parameter = tape, name
+        ctx.set_materialize_grads(False)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
+        if grad is not None:
+            ctx.tape.refuse_escape(ctx.parameter)
+        return None, None, None, None

@@ -3,23 +3,105 @@
 import json
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import click
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from quietgrad import audit as audits
-from quietgrad.audit import Train
-from quietgrad.cli.audit_plot import write_plot
-from quietgrad.cli.audit_report import Report
-from quietgrad.cli.failures import refusals
-from quietgrad.cli.picture import require_drawable
-from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
-from quietgrad.cli.request import Asked
-from quietgrad.recipes import Places, Recipe, Split
+from quietgrad._format import json_number, printed
+from quietgrad.audit.game import Train
+from quietgrad.audit.result import AuditResult, described
+from quietgrad.cli.common import refusals, require_drawable, write_figure
+from quietgrad.cli.recipe_options import (
+    RequestedOptions,
+    place_options,
+    recipe_argument,
+    recipe_options,
+)
+from quietgrad.plots.runs import audit_figure
+from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import losses_of, optimizer
+
+_GUESSES = {
+    "gradient": "each canary's entry of the released gradients, added up over all steps",
+    "example": "how much each canary's loss fell from the initial to the final model",
+}
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """One recipe, audited."""
+
+    recipe: Recipe
+    kind: str
+    seed: int | None
+    result: AuditResult
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        found = self.result.as_dict()
+        bounds = {name: json_number(value) for name, value in found["bounds"].items()}
+        return {
+            "recipe": self.recipe.name,
+            "kind": self.kind,
+            "seed": self.seed,
+            "target_epsilon": self.recipe.settings.epsilon,
+            **found,
+            "claimed_epsilon": json_number(found["claimed_epsilon"]),
+            "lower_bound": json_number(found["lower_bound"]),
+            "bounds": bounds,
+        }
+
+    def as_table(self) -> Table:
+        """The same for people; lower bounds are rounded to the nearest."""
+        table = Table(title=f"{self.recipe.name}: audit with {self.kind} canaries")
+        table.add_column("")
+        table.add_column("", justify="right")
+        for name, value in described(self.result, _lower, upper=printed):
+            table.add_row(name, value)
+        return table
+
+    def verdict(self) -> list[str]:
+        """What it means, and what it does not."""
+        found, percent = self.result, f"{self.result.confidence:.4g}"
+        if not found.could_reject:
+            return [
+                f"NOT TESTED: {found.canaries:,} canaries cannot refute this claim, even if every"
+                f" guess is right (p = {found.least_p_value:.2g}). Take more canaries."
+            ]
+        if not found.violated:
+            return [
+                f"Not violated: guesses this good are no surprise if the claim holds"
+                f" (p = {found.p_value:.2g}).",
+                "A lower bound is evidence, no proof of safety: it is what these canaries found.",
+            ]
+        return [
+            f"VIOLATED: if the claim held, guesses this good had a probability of"
+            f" {found.p_value:.2g}.",
+            f"Correct training raises such an alarm with probability 1 - {percent} at most. Run it"
+            " again: two alarms in a row are no accident.",
+        ]
+
+
+def scored_by(kind: str) -> str:
+    """What a score is."""
+    return _GUESSES[kind]
+
+
+def _lower(value: float) -> str:
+    return printed(value, up=False)
+
+
+def write_plot(file: Path, report: AuditReport) -> None:
+    """Draw, and write the file."""
+    title = f"{report.recipe.name}, {report.result.canaries:,} {report.kind} canaries"
+    write_figure(audit_figure(report.result, title=title, score=scored_by(report.kind)), file)
+
 
 Kind = Literal["gradient", "example"]
 _CANARIES = 1000
@@ -83,7 +165,7 @@ def audit(
         if plot is not None:
             require_drawable(plot)
         places = Places(data_dir, model_dir)
-        chosen = Asked(recipe, given, places, smoke, seed).resolved()
+        chosen = RequestedOptions(recipe, given, places, smoke, seed).resolved()
         if chosen.settings.inner_steps is not None:
             raise ValueError("--inner-steps: audits do not know inner momentum. Leave it out")
         split = chosen.split(places)
@@ -97,7 +179,7 @@ def audit(
                 runs=runs,
                 seed=seed,
             )
-    report = Report(chosen, kind, seed, result)
+    report = AuditReport(chosen, kind, seed, result)
     if plot is not None:
         write_plot(plot, report)
         click.echo(f"Plot written to {plot}", err=True)
@@ -105,7 +187,7 @@ def audit(
     click.get_current_context().exit(1 if result.violated else 0)
 
 
-def _show(report: Report, console: Console, *, as_json: bool) -> None:
+def _show(report: AuditReport, console: Console, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
         return

@@ -9,20 +9,20 @@ from rich.console import Console
 from rich.table import Table
 
 from quietgrad import accounting
+from quietgrad._format import printed
 from quietgrad.accounting.accountants import names, resolve
-from quietgrad.accounting.budget import DEFAULT_ACCOUNTANT
-from quietgrad.cli import wording
-from quietgrad.cli.computing import computing
+from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT
+from quietgrad.cli import spending
+from quietgrad.cli.common import computing
 from quietgrad.cli.options import (
+    TrainingPlan,
     adjacency_option,
     delta_option,
     epsilon_option,
     json_option,
     plan_options,
 )
-from quietgrad.cli.plan import Plan
-from quietgrad.cli.rounding import printed
-from quietgrad.cli.spent import Question, Spent, question, spent
+from quietgrad.cli.spending import Question, Spent, question, spent
 
 
 @click.command()
@@ -38,7 +38,9 @@ from quietgrad.cli.spent import Question, Spent, question, spent
     help="Whose epsilon has to meet the target; gdp is an approximation, not a guarantee.",
 )
 @json_option
-def calibrate(plan: Plan, epsilon: float, delta: float, accountant: str, as_json: bool) -> None:
+def calibrate(
+    plan: TrainingPlan, epsilon: float, delta: float, accountant: str, as_json: bool
+) -> None:
     """The noise a run needs to stay within an epsilon.
 
     The smallest noise multiplier at which the run spends no more than --epsilon at --delta, and
@@ -65,7 +67,7 @@ def calibrate(plan: Plan, epsilon: float, delta: float, accountant: str, as_json
 
 @dataclass(frozen=True)
 class _Report:
-    plan: Plan
+    plan: TrainingPlan
     target: float
     question: Question
     accountant: str
@@ -85,8 +87,8 @@ class _Report:
         )
 
     def show(self, console: Console) -> None:
-        console.print(f"{wording.steps(self.plan)} within epsilon {self.target:g}")
-        for line in wording.setting(self.plan, f"delta {self.question.at:g}"):
+        console.print(f"{spending.steps(self.plan)} within epsilon {self.target:g}")
+        for line in spending.setting(self.plan, f"delta {self.question.at:g}"):
             console.print(line)
         noise = printed(self.noise_multiplier, decimals=4)
         console.print(f"[bold]noise multiplier {noise}[/bold] (by {self.accountant})")
@@ -100,7 +102,7 @@ class _Report:
         table.add_column("epsilon", justify="right")
         table.add_column("what it is")
         for each in self.results:
-            words = wording.what_it_is(each, self.results)
+            words = spending.what_it_is(each, self.results)
             table.add_row(each.accountant, str(each), words)
         return table
 

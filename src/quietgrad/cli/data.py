@@ -7,15 +7,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from quietgrad.cli.bench_progress import terminated_as_interrupted
-from quietgrad.cli.data_progress import shown
-from quietgrad.cli.failures import refusals
+from quietgrad.cli.common import refusals
 from quietgrad.cli.options import json_option
-from quietgrad.data import FOLDERS, SOURCES, Source, cached_file
-from quietgrad.data.fetching import cache_folder, is_whole
-from quietgrad.data.fetching import fetch as fetch_data
-from quietgrad.data.folders import own_folder
-from quietgrad.data.sources import source_of
+from quietgrad.cli.progress import shown, terminated_as_interrupted
+from quietgrad.data.base import own_folder
+from quietgrad.data.fetch import cache_folder, cached_file, is_whole
+from quietgrad.data.fetch import fetch as fetch_data
+from quietgrad.data.sources import FOLDERS, SOURCES, Source, source_of
 
 _ALL = "all"
 

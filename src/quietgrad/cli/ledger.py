@@ -10,11 +10,12 @@ from rich.table import Table
 
 from quietgrad import accounting
 from quietgrad._checks import require_delta
-from quietgrad.accounting import Ledger, participation
+from quietgrad._format import json_number, printed
+from quietgrad.accounting import events
 from quietgrad.accounting.accountants import resolve
-from quietgrad.cli.computing import computing
+from quietgrad.accounting.ledger import Ledger
+from quietgrad.cli.common import computing
 from quietgrad.cli.options import json_option
-from quietgrad.cli.rounding import json_number, printed
 
 
 @click.command()
@@ -66,7 +67,7 @@ def _phases(book: Ledger) -> Table:
     for name in ("steps", "noise multiplier", "noise", "sampling"):
         table.add_column(name, justify="left" if name in ("noise", "sampling") else "right")
     for event in book.events:
-        settings = participation.to_dict(event.sampling)
+        settings = events.to_dict(event.sampling)
         kind = settings.pop("kind")
         words = ", ".join(f"{name} {value:g}" for name, value in settings.items())
         table.add_row(

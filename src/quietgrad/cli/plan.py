@@ -1,174 +1,72 @@
-"""How samples take part and for how many steps, understood from options."""
+"""`quietgrad plan module:function`: into which groups, and how many samples at once?"""
 
-import math
-from dataclasses import asdict, dataclass, replace
+import json
+from pathlib import Path
 from typing import Any
 
-from quietgrad._checks import require_count, require_rate
-from quietgrad.accounting import (
-    Adjacency,
-    FullBatch,
-    GaussianEvent,
-    Participation,
-    Passes,
-    Poisson,
-    TruncatedPoisson,
-    as_if_poisson,
+import click
+
+from quietgrad import planning
+from quietgrad.cli.common import refusals, require_drawable, write_figure
+from quietgrad.cli.options import json_option
+from quietgrad.cli.progress import stages, telling
+from quietgrad.cli.target import errors_in_target, resolve
+from quietgrad.planning.report import text_of
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:FUNCTION")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="What a step may take, such as 4GB. Default: 60 % of what is available.",
 )
-from quietgrad.accounting.adjacency import ADD_REMOVE, REPLACE
-from quietgrad.accounting.participation import to_dict
+@click.option(
+    "--physical-batch-size",
+    type=int,
+    metavar="B",
+    help="Samples wanted at once. Default: as many as fit.",
+)
+@click.option(
+    "--max-groups", type=int, default=12, show_default=True, help="Most groups to look at."
+)
+@click.option(
+    "--optimizer-state",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Numbers an optimizer keeps for each it trains: SGD 0, with momentum 1, Adam 2.",
+)
+@click.option("--layers", is_flag=True, help="List every layer, with its sizes and what it holds.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw memory over the backward pass into this file (.png, .svg or .pdf).",
+)
+@json_option
+def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """Find groups and a physical batch size for a memory budget.
 
-SAMPLERS = ("poisson", "shuffled", "full-batch")
-
-
-@dataclass(frozen=True)
-class Given:
-    """The options as typed; None where one was left out."""
-
-    sampler: str = "poisson"
-    sample_rate: float | None = None
-    batch_size: int | None = None
-    dataset_size: int | None = None
-    largest_batch: int | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    adjacency: Adjacency | None = None
-
-    def typed(self) -> dict[str, Any]:
-        """Those that were not left out."""
-        typed = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"sampling" if name == "sampler" else name: typed[name] for name in typed}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the options mean.
-
-    Attributes:
-        given: the options themselves.
-        sampling: how samples take part.
-        steps: how many steps there are.
-        adjacency: which data sets must look alike.
+    FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
+    and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples will do.
     """
-
-    given: Given
-    sampling: Participation
-    steps: int
-    adjacency: Adjacency
-
-    def event(self, noise_multiplier: float) -> GaussianEvent:
-        """The whole run, with this noise."""
-        return GaussianEvent(noise_multiplier, self.sampling, self.steps)
-
-    def if_poisson(self) -> "Plan | None":
-        """For shuffled batches, the run that they are often taken for; None for others."""
-        if not isinstance(self.sampling, Passes):
-            return None
-        (pretended,) = as_if_poisson([self.event(1.0)])
-        return replace(self, sampling=pretended.sampling)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As understood, for `--json`."""
-        return {
-            "steps": self.steps,
-            "sampling": to_dict(self.sampling),
-            "adjacency": self.adjacency,
-        }
+    with refusals(), errors_in_target(), stages(with_lines=not as_json) as tell:
+        if plot is not None:
+            require_drawable(plot)
+        tell(f"making {target}")
+        model, batch, loss_fn = resolve(target)
+        found = planning.plan(model, batch, telling(loss_fn, tell), **options)
+    if plot is not None:
+        _draw(found, target, plot)
+    if as_json:
+        click.echo(json.dumps({"target": target} | found.as_dict(), indent=2))
+        return
+    click.echo(text_of(found, with_layers=layers))
 
 
-def plan_from(given: Given) -> Plan:
-    """What the options mean together.
+def _draw(found: planning.Plan, target: str, file: Path) -> None:
+    from quietgrad.plots.runs import plan_figure  # draws only if asked to
 
-    Raises:
-        ValueError: an option is missing, out of range, or contradicts another.
-    """
-    return Plan(given, _sampling(given), _steps(given), _adjacency(given))
-
-
-def _sampling(given: Given) -> Participation:
-    match given.sampler:
-        case "shuffled":
-            _refuse_unused(given, "sample_rate", "largest_batch")
-            return Passes(length=_steps_per_epoch(given))
-        case "full-batch":
-            _refuse_unused(given, "sample_rate", "batch_size", "dataset_size", "largest_batch")
-            return FullBatch()
-        case _:
-            return _poisson(given)
-
-
-def _poisson(given: Given) -> Poisson | TruncatedPoisson:
-    if given.largest_batch is None:
-        return Poisson(_rate(given))
-    if given.dataset_size is None:
-        raise ValueError("--largest-batch needs --dataset-size")
-    largest = require_count("--largest-batch", given.largest_batch, at_least=1)
-    samples = require_count("--dataset-size", given.dataset_size, at_least=1)
-    # The larger of two neighbouring data sets has one sample more, as the sampler itself has it.
-    return TruncatedPoisson(_rate(given), largest, samples + 1)
-
-
-def _rate(given: Given) -> float:
-    if given.sample_rate is None:
-        batch, samples = _sizes(given)
-        return batch / samples
-    if given.batch_size is not None:
-        raise ValueError("--sample-rate and --batch-size both state the rate: give only one")
-    if given.dataset_size is not None and given.largest_batch is None:
-        raise ValueError(
-            "--sample-rate already states the rate: leave out --dataset-size, or give"
-            " --batch-size instead of --sample-rate"
-        )
-    return require_rate("--sample-rate", given.sample_rate)
-
-
-def _sizes(given: Given) -> tuple[int, int]:
-    """Of a batch and of the data set."""
-    if given.batch_size is None or given.dataset_size is None:
-        raise ValueError(_missing_sizes(given))
-    batch = require_count("--batch-size", given.batch_size, at_least=1)
-    samples = require_count("--dataset-size", given.dataset_size, at_least=1)
-    if batch > samples:
-        raise ValueError(f"--batch-size={batch} exceeds --dataset-size={samples}")
-    return batch, samples
-
-
-def _missing_sizes(given: Given) -> str:
-    if given.sampler == "shuffled":
-        return "--sampling shuffled needs --batch-size and --dataset-size"
-    if given.batch_size is not None:
-        return "--batch-size needs --dataset-size: the rate is one over the other"
-    return "the sampling is not stated: give --sample-rate, or --batch-size and --dataset-size"
-
-
-def _steps(given: Given) -> int:
-    if (given.steps is None) == (given.epochs is None):
-        found = "neither" if given.steps is None else "both"
-        raise ValueError(f"expected either --steps or --epochs, got {found}")
-    if given.epochs is None:
-        return require_count("--steps", given.steps, at_least=1)
-    epochs = require_count("--epochs", given.epochs, at_least=1)
-    if given.sample_rate is not None:
-        raise ValueError("--epochs needs --batch-size and --dataset-size, not --sample-rate")
-    return epochs * _steps_per_epoch(given)
-
-
-def _steps_per_epoch(given: Given) -> int:
-    if given.sampler == "full-batch":
-        return 1
-    batch, samples = _sizes(given)
-    # The last of the shuffled batches may be smaller; Poisson batches have no last one.
-    return math.ceil(samples / batch) if given.sampler == "shuffled" else round(samples / batch)
-
-
-def _adjacency(given: Given) -> Adjacency:
-    return given.adjacency or (REPLACE if given.sampler == "shuffled" else ADD_REMOVE)
-
-
-def _refuse_unused(given: Given, *names: str) -> None:
-    for name in names:
-        if getattr(given, name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(
-                f"{option} has no meaning for --sampling {given.sampler}: leave it out"
-            )
+    samples = found.recommended.physical_batch_size
+    title = f"{target}: {found.recommended.option.in_words}, {samples:,} samples at once"
+    write_figure(plan_figure(found, title=title), file)

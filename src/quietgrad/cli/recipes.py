@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from quietgrad import recipes as known
-from quietgrad.cli.failures import refusals
+from quietgrad.cli.common import refusals
 from quietgrad.cli.options import json_option
-from quietgrad.recipes import Recipe
+from quietgrad.recipes.recipe import Recipe
 
 # Words of docs/recipes.md, as somebody at a terminal needs them.
 _DATA = {

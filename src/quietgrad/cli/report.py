@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from quietgrad.cli.computing import computing
+from quietgrad.cli.common import computing
 from quietgrad.cli.options import json_option
-from quietgrad.report import Statement, statement_of_folder, write
-from quietgrad.report.from_folder import read_audit
-from quietgrad.report.written import default_place
+from quietgrad.report.html import default_place, write
+from quietgrad.report.inputs import read_audit, statement_of_folder
+from quietgrad.report.statement import Statement
 
 _NOTHING_PROMISED = 1
 

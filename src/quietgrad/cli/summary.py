@@ -6,10 +6,10 @@ from typing import Any
 from rich.table import Table
 
 from quietgrad import accounting
+from quietgrad._format import printed
 from quietgrad.accounting import accountants
-from quietgrad.cli.rounding import printed
-from quietgrad.cli.scores import counted, score, title
-from quietgrad.engine import PrivacyEngine
+from quietgrad.cli.common import counted, score, title
+from quietgrad.engine.engine import PrivacyEngine
 from quietgrad.recipes.recipe import Recipe
 from quietgrad.recipes.training import Outcome
 
@@ -17,7 +17,7 @@ _NONE = ""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrainingSummary:
     """One recipe trained privately and, to compare, ordinarily from the same initial weights."""
 
     recipe: Recipe

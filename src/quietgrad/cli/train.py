@@ -1,7 +1,11 @@
 """`quietgrad train RECIPE`: train privately, keep the run in a folder, and report on it."""
 
 import json
-from collections.abc import Sized
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +14,134 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from quietgrad.cli.failures import plain_warnings, refusals
-from quietgrad.cli.kept_run import able_to_go_on, attached, loaded, saving
-from quietgrad.cli.live import live
-from quietgrad.cli.paths import Folder
-from quietgrad.cli.recipe_options import place_options, recipe_argument, recipe_options
-from quietgrad.cli.request import Asked, Request, prepare
-from quietgrad.cli.summary import Comparison
-from quietgrad.recipes import Places, Split
+from quietgrad.cli.common import Folder, Refusal, Stopped, plain_warnings, refusals
+from quietgrad.cli.progress import live
+from quietgrad.cli.recipe_options import (
+    Request,
+    RequestedOptions,
+    place_options,
+    prepare,
+    recipe_argument,
+    recipe_options,
+)
+from quietgrad.cli.summary import TrainingSummary
+from quietgrad.data.sources import noted_places
+from quietgrad.engine.engine import PrivacyEngine
+from quietgrad.errors import LedgerError
+from quietgrad.recipes.recipe import Places, Split
 from quietgrad.recipes.training import (
     EpochReport,
     OnEpoch,
     OnStep,
+    attach,
     train_ordinary,
     train_private,
 )
-from quietgrad.report import write_for_folder
-from quietgrad.runs.events import EventWriter
+from quietgrad.report.html import write_for_folder
+from quietgrad.runs.folder import Checkpointer
+from quietgrad.runs.resume import kept_fingerprint, saved_on_interrupt
+from quietgrad.runs.schema import EventWriter, RunFolderError
+
+_WAITING = b"\nStopping after this step, to save it; Ctrl-C again stops at once.\n"
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run is trained on.
+
+    Attributes:
+        split: the data.
+        places: where they were found.
+        fingerprint: by which the checkpoint knows them again.
+    """
+
+    split: Split
+    places: list[str]
+    fingerprint: Mapping[str, Any]
+
+
+def loaded(request: Request) -> TrainingData:
+    """The data of a run.
+
+    Raises:
+        RunFolderError: it was begun with others.
+    """
+    with noted_places() as places:
+        split = request.recipe.split(request.places)
+    begun = places if request.config is not None else request.folder.config.get("data", places)
+    if begun != places:
+        raise RunFolderError(
+            f"the run in {request.folder.path} was begun with the data of"
+            f" {_listed(begun)}, and now there is {_listed(places)}: a guarantee is about one data"
+            " set. See $QUIETGRAD_DATA, or begin in another folder"
+        )
+    return TrainingData(split, places, kept_fingerprint(request.state, split.train))
+
+
+def attached(request: Request, data: TrainingData, model: nn.Module) -> PrivacyEngine:
+    """An engine that records in the run's folder, where the run left off."""
+    folder, is_new = request.folder, request.config is not None
+    ledger = None if is_new else folder.ledger
+    engine = attach(request.recipe, data.split, model, seed=request.seed, ledger=ledger)
+    if request.config is not None:
+        # Only now: what is refused leaves no folder behind that would have to be cleared away.
+        folder.begin({**request.config, "data": data.places})
+        engine.ledger.keep_in(folder.ledger)
+    folder.remove_unfinished()  # nobody else writes here: the ledger is locked by now
+    if request.state is not None:
+        engine.load_state_dict(request.state)
+    _ = engine.noise_multiplier  # refuses a target that what the ledger holds already exceeds
+    folder.describe(engine.settings())
+    return engine
+
+
+@contextmanager
+def saving(request: Request, engine: PrivacyEngine, data: TrainingData) -> Iterator[OnStep]:
+    """Keep the run in its folder, step by step."""
+    checkpointer = Checkpointer(request.folder, engine, data.fingerprint)
+    try:
+        checkpointer.save()
+        with saved_on_interrupt(checkpointer, on_wait=_tell) as stop_if_asked:
+
+            def on_step() -> None:
+                stop_if_asked()
+                checkpointer.save_if_due()
+
+            yield on_step
+        checkpointer.save()
+    finally:
+        engine.ledger.close()
+
+
+@contextmanager
+def able_to_go_on(request: Request, *flags: str) -> Iterator[None]:
+    """Ctrl-C and a full disk are no errors of the program: say in one line how the run goes on.
+
+    Args:
+        request: of the run.
+        flags: with which to go on.
+    """
+    place = shlex.quote(str(request.folder.path))
+    again = " ".join(["quietgrad train", request.recipe.name, "--out", place, "--resume", *flags])
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not request.folder.has_run:
+            raise
+        raise Stopped(f"stopped. Go on with: {again}") from None
+    except (LedgerError, RunFolderError) as error:
+        raise Refusal(f"{error}. To go on: {again}") from error
+
+
+def _listed(places: object) -> str:
+    return ", ".join(map(str, places)) if isinstance(places, list) and places else "no folder"
+
+
+def _tell() -> None:
+    """Past Python's buffers, in which the signal may have come."""
+    with suppress(OSError):
+        os.write(2, _WAITING)
+
 
 _LARGEST_SEED = 2**63 - 1  # that torch's generators take
 
@@ -79,7 +194,7 @@ def train(
     console = Console(quiet=as_json)
     given = {name: value for name, value in overrides.items() if value is not None}
     with refusals():
-        asked = Asked(recipe, given, Places(data_dir, model_dir), smoke, seed)
+        asked = RequestedOptions(recipe, given, Places(data_dir, model_dir), smoke, seed)
         request = prepare(asked, out=out, resume=resume)
     for note in request.notes:
         console.print(note, markup=False, soft_wrap=True)
@@ -100,7 +215,7 @@ def train(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _result(comparison: Comparison, split: Split, request: Request) -> dict[str, Any]:
+def _result(comparison: TrainingSummary, split: Split, request: Request) -> dict[str, Any]:
     result = comparison.as_dict()
     result |= {"test_records": _size(split.test), "ledger_id": comparison.engine.ledger.id}
     if result["non_private"] is None:
@@ -111,7 +226,7 @@ def _result(comparison: Comparison, split: Split, request: Request) -> dict[str,
 
 def _compared(
     request: Request, console: Console, *, baseline: bool, tensorboard: bool
-) -> tuple[Comparison, Split]:
+) -> tuple[TrainingSummary, Split]:
     recipe = request.recipe
     with refusals():
         events = EventWriter(request.folder.path / "events") if tensorboard else None
@@ -147,7 +262,7 @@ def _compared(
                 on_epoch=shown.on_epoch,
                 on_step=shown.on_step,
             )
-    return Comparison(recipe, request.seed, engine, private, ordinary), split
+    return TrainingSummary(recipe, request.seed, engine, private, ordinary), split
 
 
 def _size(data: object) -> int | None:

@@ -5,12 +5,11 @@ or from a folder in the data set's usual format; `pretrained_folder` and `pretra
 for weights. Files are parsed: nothing in them is run.
 """
 
-from quietgrad.data.fetching import cached_file, fetch
-from quietgrad.data.folder_only import FOLDERS, FolderOnly
-from quietgrad.data.kinds import ImageData, PairData, RawText, TableData, TextData
-from quietgrad.data.loading import load
+from quietgrad.data.base import ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.datasets import load
+from quietgrad.data.fetch import cached_file, fetch
 from quietgrad.data.pretrained import pretrained_folder, pretrained_weights
-from quietgrad.data.sources import SOURCES, Source
+from quietgrad.data.sources import FOLDERS, SOURCES, FolderOnly, Source
 
 __all__ = [
     "FOLDERS",

@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from quietgrad._names import unknown_name
-from quietgrad.data.folder_only import FOLDERS, no_package
+from quietgrad._checks import unknown_name
+
+
+@dataclass(frozen=True)
+class FolderOnly:
+    """A data set that no package carries.
+
+    Attributes:
+        name: of the data set.
+        content: in words.
+        files: that its folder holds.
+    """
+
+    name: str
+    content: str
+    files: str
+
+
+_IN_FOLDERS = (
+    FolderOnly("sst2", "GLUE: sentences of reviews, good or bad", "train.tsv, dev.tsv"),
+    FolderOnly("qnli", "GLUE: does a sentence answer a question", "train.tsv, dev.tsv"),
+    FolderOnly("qqp", "GLUE: do two questions ask the same", "train.tsv, dev.tsv"),
+    FolderOnly(
+        "mnli",
+        "GLUE: does a sentence follow from another",
+        "train.tsv, dev_matched.tsv, dev_mismatched.tsv",
+    ),
+    FolderOnly(
+        "e2e",
+        "restaurants and sentences about them",
+        "trainset.csv (or devset.csv), testset_w_refs.csv",
+    ),
+    FolderOnly("svhn", "house numbers, 32x32", "train_32x32.mat, test_32x32.mat"),
+    FolderOnly("cifar100", "colour images of a hundred kinds, 32x32", "train.bin, test.bin"),
+    FolderOnly(
+        "imagenette",
+        "photographs of ten kinds",
+        "train/<class>/*.JPEG, val/<class>/*.JPEG",
+    ),
+    FolderOnly(
+        "celeba",
+        "faces and one attribute",
+        "img_align_celeba/*.jpg, list_attr_celeba.txt, list_eval_partition.txt",
+    ),
+)
+
+FOLDERS = {entry.name: entry for entry in _IN_FOLDERS}
+
+
+def no_package(entry: FolderOnly) -> str:
+    """What to do about a data set that cannot be fetched."""
+    return (
+        f"{entry.name} is in no package: give a folder with {entry.files} (--data-dir), or put "
+        f"them into $QUIETGRAD_DATA/{entry.name}"
+    )
 
 
 @dataclass(frozen=True)
@@ -161,3 +218,33 @@ def source_of(name: str) -> Source:
             raise ValueError(no_package(FOLDERS[name]))
         raise unknown_name("data set", name, [*SOURCES, *FOLDERS])
     return SOURCES[name]
+
+
+_NOTED: ContextVar[list[str] | None] = ContextVar("noted places", default=None)
+
+
+@contextmanager
+def noted_places() -> Iterator[list[str]]:
+    """The places that `load` takes data from in this block; empty if it is not called."""
+    noted: list[str] = []
+    before = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(before)
+
+
+def note_place(name: str, folder: Path | None) -> None:
+    """Data set `name` is taken from this folder, or else from its package.
+
+    A folder is noted by its path, without links; a package by the digest of its file, which is
+    public. No digest is made of a folder's content: it would confirm guesses about private records.
+    """
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(_package(name) if folder is None else str(folder.resolve()))
+
+
+def _package(name: str) -> str:
+    source = source_of(name)
+    return f"{source.requirement} sha256:{source.sha256}"

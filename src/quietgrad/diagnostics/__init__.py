@@ -17,12 +17,16 @@ what an engine clips in every k-th step; `read_history` reads what they wrote, a
 `quietgrad.plots.diagnostics.diagnostics_figure` draws it.
 """
 
-from quietgrad.diagnostics.gathering import TooFewSamplesError
-from quietgrad.diagnostics.log import FILE_NAME, read_history
-from quietgrad.diagnostics.measurement import Averaged, Measurement, Record, Spread
-from quietgrad.diagnostics.measuring import measure
-from quietgrad.diagnostics.recorder import Recorder
-from quietgrad.diagnostics.step_recorder import StepRecorder
+from quietgrad.diagnostics.measure import TooFewSamplesError, measure
+from quietgrad.diagnostics.recorder import Recorder, StepRecorder
+from quietgrad.diagnostics.records import (
+    FILE_NAME,
+    Averaged,
+    Measurement,
+    Record,
+    Spread,
+    read_history,
+)
 
 __all__ = [
     "FILE_NAME",

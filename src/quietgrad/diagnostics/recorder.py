@@ -2,27 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from quietgrad._checks import require_count
+from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
-from quietgrad.diagnostics.correlation import NoiseOverSteps
-from quietgrad.diagnostics.gathering import Gatherer, TooFewSamplesError
-from quietgrad.diagnostics.history import History
-from quietgrad.diagnostics.measurement import Measurement, Record
-from quietgrad.diagnostics.measuring import (
+from quietgrad.diagnostics.measure import (
     DEFAULT_AVERAGES,
+    Gatherer,
+    TooFewSamplesError,
     gather,
     require_sizes,
+    summary,
     without_a_trace,
 )
-from quietgrad.diagnostics.summary import summary
+from quietgrad.diagnostics.records import (
+    NOT_PRIVATE,
+    Measurement,
+    Record,
+    append,
+    begin,
+    log_file,
+    require_unused,
+)
+from quietgrad.factors.base import Factor
 from quietgrad.functional import per_sample_grads
-from quietgrad.grouping import Grouping
+from quietgrad.grouping.base import Group, Grouping
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
+
+
+class History:
+    """What recorders have in common: they keep what they measured.
+
+    Args:
+        path: an existing folder, or a file whose name says that it is not private; None writes
+            nothing.
+        append: whether the file may hold records already, of the run that goes on.
+
+    Raises:
+        FileExistsError: it does, and it may not.
+    """
+
+    def __init__(self, path: str | Path | None, *, append: bool = False) -> None:
+        self._path = None if path is None else log_file(path)
+        self._is_begun = append
+        if self._path is not None and not append:
+            require_unused(self._path)
+        self._history: list[Record] = []
+
+    @property
+    def history(self) -> tuple[Record, ...]:
+        """All measurements so far."""
+        return tuple(self._history)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is written to."""
+        return self._path
+
+    def _append(self, record: Record) -> None:
+        self._history.append(record)
+        if self._path is not None:
+            write = append if self._is_begun else begin
+            write(self._path, record)
+            self._is_begun = True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self._history)} measurements, {NOT_PRIVATE}>"
+
+
+class NoiseOverSteps:
+    """The sampling noise g_i - g of a few samples at the last steps, g being their mean.
+
+    It holds one gradient per sample and step.
+
+    Args:
+        window: how many steps are kept.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = require_count("window", window, at_least=1)
+        self._noises: deque[dict[str, Tensor]] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._noises)
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep the noise of one step; the oldest goes if there are more than the window holds.
+
+        Args:
+            gradients: parameter name -> gradients of the samples, the same ones every time.
+
+        Raises:
+            TooFewSamplesError: there is only one sample.
+            ValueError: there are more or fewer than before.
+        """
+        count = _count(gradients)
+        if count < 2:
+            raise TooFewSamplesError(count, "probe")
+        if self._noises and count != _count(self._noises[-1]):
+            raise ValueError(
+                f"{count} probes, but {_count(self._noises[-1])} before: expected the same samples"
+                " in every step"
+            )
+        self._noises.append({name: each - each.mean(0) for name, each in gradients.items()})
+
+    def correlation(self, window: int | None = None) -> tuple[float, ...]:
+        """For K = 1 .. `window`, |mean of K successive noises| over |one noise|, both on average.
+
+        Averages are over the samples, and over all places of K steps within the last `window`. It
+        stays at 1 for noise that never changes, and falls as 1/sqrt(K) for independent noise.
+
+        Args:
+            window: how many of the last steps to look at; all that are kept by default.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        steps = len(self) if window is None else require_count("window", window, at_least=1)
+        if not 1 <= steps <= len(self):
+            raise ValueError(
+                f"window={window!r} is not valid: {len(self)} steps are kept (of at most"
+                f" {self.window}). Record more steps, or ask for fewer"
+            )
+        products = self._products(steps)
+        lengths = [_mean_length(products, run) for run in range(1, steps + 1)]
+        return tuple(length / lengths[0] if lengths[0] else 0.0 for length in lengths)
+
+    def _products(self, steps: int) -> Tensor:
+        """Inner products of each sample's noises at all pairs of steps, ``[B, steps, steps]``."""
+        noises = list(self._noises)[-steps:]
+        total = torch.zeros(_count(noises[0]), steps, steps, dtype=torch.float64)
+        for name in noises[0]:
+            by_sample = torch.stack([noise[name].flatten(1) for noise in noises], 1).double()
+            total += (by_sample @ by_sample.mT).cpu()
+        return total
+
+
+def _mean_length(products: Tensor, run: int) -> float:
+    """Of the means of `run` successive noises."""
+    last = products.shape[1] - run
+    squares = [
+        products[:, start : start + run, start : start + run].sum((1, 2)) / run**2
+        for start in range(last + 1)
+    ]
+    return torch.stack(squares).clamp_min(0).sqrt().mean().item()
+
+
+def _count(gradients: Mapping[str, Tensor]) -> int:
+    return len(next(iter(gradients.values())))
 
 
 class Recorder(History):
@@ -140,3 +274,77 @@ class Recorder(History):
             memory_budget=self._budget,
             verify=not self._history,
         )
+
+
+class StepRecorder(History):
+    """Measures the first micro-batch of every k-th step of an engine. NOT PRIVATE.
+
+    ::
+
+        recorder = qg.diagnostics.StepRecorder(every=10, path="out")
+        engine = qg.PrivacyEngine(..., diagnostics=recorder)
+
+    What is measured is what the engine clips: with inner momentum, the sums over past weights;
+    with several views, the mean over them.
+
+    Args:
+        every: k; the first step is measured.
+        path: an existing folder, or a file whose name ends in ``.NOT-PRIVATE.jsonl``: every
+            measurement is appended to it as a line of JSON. None writes nothing. A file that is
+            there already is refused.
+        append: go on with such a file: the run was resumed.
+        averages: as for `measure`; those that exceed a micro-batch are left out.
+        memory_budget: as for `measure`.
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        path: str | Path | None = None,
+        *,
+        append: bool = False,
+        averages: Sequence[int] = DEFAULT_AVERAGES,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    ) -> None:
+        self._every = require_count("every", every, at_least=1)
+        self._sizes, self._budget = require_sizes(averages), memory_budget
+        super().__init__(path, append=append)
+
+    def gatherer(
+        self, step: int, groups: Sequence[Group], clipping: Clipping, samples: int
+    ) -> Gatherer | None:
+        """A sink for a micro-batch, if it is to be measured.
+
+        Args:
+            step: the number of the step, from 0.
+            groups: that are clipped together.
+            clipping: how.
+            samples: in the micro-batch.
+        """
+        is_known = bool(self._history) and self._history[-1].step >= step
+        if step % self._every or is_known or samples < 2:
+            return None
+        return Gatherer(groups, clipping, samples, self._budget)
+
+    def keep(self, step: int, gatherer: Gatherer) -> None:
+        """Note what was measured in a step."""
+        gatherer.finish()
+        with suppress(TooFewSamplesError):  # of finite gradients: no reason to end a training
+            self._append(Record(step, summary(gatherer, self._sizes), gatherer.radii))
+
+
+class SinkPair:
+    """A sink that hands every factor to two others.
+
+    Args:
+        first: gets it first.
+        second: gets it then.
+    """
+
+    def __init__(self, first: Sink, second: Sink) -> None:
+        self._first, self._second = first, second
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """Hand it on."""
+        self._first.parameter_done(name, factor)
+        self._second.parameter_done(name, factor)

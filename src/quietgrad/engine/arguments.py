@@ -1,16 +1,25 @@
 """Checks of what an engine is made with."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.optim import LBFGS, Optimizer
 
 from quietgrad._checks import require_delta
-from quietgrad.accounting import Adjacency, GaussianEvent, Ledger, Participation, accountants
-from quietgrad.accounting.adjacency import ADD_REMOVE
-from quietgrad.accounting.releases import releases
-from quietgrad.variance import InnerOuter
+from quietgrad.accounting import accountants, events
+from quietgrad.accounting.events import (
+    ADD_REMOVE,
+    Adjacency,
+    GaussianEvent,
+    Participation,
+    releases,
+)
+from quietgrad.accounting.ledger import Ledger
+from quietgrad.clipping import Clipping
+from quietgrad.grouping.base import Group
+from quietgrad.methods.inner_outer import InnerOuter
 
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
@@ -115,3 +124,38 @@ def require_accountable(accountant: str, sampling: Participation, adjacency: Adj
     chosen = accountants.resolve(accountant)
     if not chosen.is_guarantee:
         chosen.profile(releases([GaussianEvent(1.0, sampling)], adjacency), adjacency)
+
+
+def described(
+    *,
+    optimizer: Optimizer,
+    sampling: Participation,
+    clipping: Clipping,
+    groups: Sequence[Group],
+    epochs: int | None,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """The settings of an engine, in numbers and strings that survive a file.
+
+    Args:
+        optimizer: by its class; its own state says the rest.
+        sampling: as an accountant knows it.
+        clipping: with its options.
+        groups: with their radii.
+        epochs: as given.
+        epsilon: as given.
+        noise_multiplier: as given.
+        others: what is plain data already.
+    """
+    return {
+        **others,
+        "epochs": None if epochs is None else int(epochs),
+        "epsilon": None if epsilon is None else float(epsilon),
+        "noise_multiplier": None if noise_multiplier is None else float(noise_multiplier),
+        "sampling": events.to_dict(sampling),
+        "clipping": repr(clipping),
+        "optimizer": type(optimizer).__name__,
+        "groups": [[group.radius, *group.parameters] for group in groups],
+    }

@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from quietgrad import accounting
 from quietgrad._checks import require_count, require_positive
-from quietgrad.accounting import GaussianEvent, Ledger, Participation, Passes
-from quietgrad.engine.plan import planned
-from quietgrad.engine.schedules import NoiseSchedule, in_steps
+from quietgrad.accounting.events import GaussianEvent, Participation, Passes
+from quietgrad.accounting.ledger import Ledger
 from quietgrad.errors import BudgetExhaustedError, EngineStateError
+
+
+def planned(
+    factors: Sequence[float],
+    sampling: Participation,
+    noise_multiplier: float,
+    *,
+    first: int = 0,
+    counted: Collection[float] = (),
+) -> list[GaussianEvent]:
+    """What is to come, equal steps together.
+
+    Args:
+        factors: the schedule's, for all steps.
+        sampling: how samples take part.
+        noise_multiplier: of a step whose factor is 1.
+        first: the first step that was not recorded yet.
+        counted: noise for which the pass that this step is in was counted already.
+    """
+    steps, passes = Counter(factors[first:]), Counter[float]()
+    if isinstance(sampling, Passes):
+        for start in range(first - first % sampling.length, len(factors), sampling.length):
+            levels = set(factors[max(start, first) : start + sampling.length])
+            if start < first:
+                levels = {each for each in levels if noise_multiplier * each not in counted}
+            passes.update(levels)
+    return [
+        GaussianEvent(noise_multiplier * factor, sampling, steps[factor], passes[factor])
+        for factor in steps
+    ]
+
+
+NoiseSchedule = Callable[[int], float]
+"""The factor by which the noise of a step, counted from 0, is multiplied."""
+
+_MOST_LEVELS = 24
+
+
+def in_steps(factors: Sequence[float]) -> tuple[float, ...]:
+    """The schedule as it is followed: with at most 24 different factors.
+
+    Every different noise is a mechanism of its own, and each takes time to account for. A smooth
+    schedule is therefore followed in equal ratios; what is recorded is the noise that is added.
+    """
+    if len(set(factors)) <= _MOST_LEVELS:
+        return tuple(factors)
+    least = min(factors)
+    ratio = (max(factors) / least) ** (1 / (_MOST_LEVELS - 1))
+    return tuple(least * ratio ** round(math.log(each / least, ratio)) for each in factors)
+
 
 # By which another machine's figures may differ: such a run is checked step by step instead.
 _ROUNDING = 1e-3

@@ -2,61 +2,273 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from quietgrad import clipping as clippings
 from quietgrad import noise as noises
 from quietgrad import sampling as samplers
 from quietgrad._checks import require_count
 from quietgrad._files import replace_file
-from quietgrad.accounting import Adjacency, Ledger
-from quietgrad.capture import Capture
+from quietgrad._version import versions_here
+from quietgrad.accounting.events import Adjacency
+from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.refusals import refuse_distributed
+from quietgrad.capture.session import Capture
 from quietgrad.clipping import Clipping
-from quietgrad.diagnostics import StepRecorder
+from quietgrad.diagnostics.recorder import StepRecorder
 from quietgrad.engine.arguments import (
     checked_accountant,
     checked_delta,
     checked_momentum,
     checked_optimizer,
     checked_seed,
+    described,
     kept_in_file,
     opened_ledger,
     require_accountable,
 )
-from quietgrad.engine.bounds import require_bounded
-from quietgrad.engine.budget import Budget
-from quietgrad.engine.course import Course
-from quietgrad.engine.facts import EngineFacts
-from quietgrad.engine.memory import fitting_in_memory
-from quietgrad.engine.one_at_a_time import OneAtATime
+from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
+from quietgrad.engine.budget import Budget, NoiseSchedule
+from quietgrad.engine.checkpoint import TrainingState, read_state
 from quietgrad.engine.passes import Losses, measured, propagate
-from quietgrad.engine.radii import Radii
-from quietgrad.engine.release import Release
-from quietgrad.engine.schedules import NoiseSchedule
-from quietgrad.engine.settings import described
-from quietgrad.engine.standing import Standing
-from quietgrad.engine.state import read_state
-from quietgrad.engine.under_way import BatchUnderWay
-from quietgrad.engine.walk import Walk
+from quietgrad.engine.update import NoisyUpdate, Radii, fitting_in_memory, require_bounded
 from quietgrad.errors import (
+    BudgetExhaustedError,
     EngineStateError,
     QuietgradError,
 )
-from quietgrad.grouping import Grouping
-from quietgrad.planning.auto import Example, resolved
+from quietgrad.grouping.base import Group, Grouping
+from quietgrad.methods.adaptive_radius import AdaptiveRadius
+from quietgrad.methods.inner_outer import InnerOuter, Momentum
+from quietgrad.noise.sources import Noise
+from quietgrad.planning.planner import Example, resolved
 from quietgrad.reduction import ClippedReducer
-from quietgrad.sampling import BatchLoader, LogicalBatch, Sampler, population, require_batch_size
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy, Way
-from quietgrad.timings import Timings
-from quietgrad.variance import AdaptiveRadius, InnerOuter, Momentum
+from quietgrad.sampling.loader import BatchLoader, LogicalBatch
+from quietgrad.sampling.samplers import Sampler, population, require_batch_size
+from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Kernel, Strategy, Timings
+
+if TYPE_CHECKING:
+    from quietgrad.report.inputs import AuditFindings
+    from quietgrad.report.statement import Statement
+
+FORMAT = 1
+
+
+def disclosed(
+    course: TrainingState, clipping: Clipping, *, noise: str, diagnostics: bool
+) -> dict[str, Any]:
+    """Settings that never change in a run; and, under "progress", how far it has come.
+
+    Args:
+        course: of the run.
+        clipping: what bounds a sample's gradient.
+        noise: where it comes from, in words.
+        diagnostics: whether raw gradients are measured.
+    """
+    given, budget = dict(course.settings), course.budget
+    size, target, batch_size = given.pop("dataset size"), given.pop("epsilon"), given["batch_size"]
+    return {
+        "format": FORMAT,
+        **given,
+        "target_epsilon": target,
+        "dataset": _kind_of(course.loader.dataset),
+        "dataset_size": size,
+        "sample_rate": batch_size / size,
+        "normalizer": batch_size,
+        "model": type(course.model).__name__,
+        **_parameters(course),
+        "sampler": course.loader.draws.description,
+        "physical_batch_size": course.loader.physical_batch_size,
+        "steps_per_epoch": len(course.loader),
+        "planned_steps": budget.planned_steps,
+        "noise_multiplier": budget.noise_multiplier,
+        "noise_multipliers": budget.noise_levels,
+        "noise_source": noise,
+        "seeded": course.seed is not None,
+        "groups": _groups(course, clipping),
+        "diagnostics": diagnostics,
+        "versions": versions_here(),
+        "progress": _progress(course),
+    }
+
+
+def _kind_of(dataset: object) -> str:
+    """The name of its class; of a part, also that of the whole."""
+    name = type(dataset).__name__
+    return f"{name} of {_kind_of(dataset.dataset)}" if isinstance(dataset, Subset) else name
+
+
+def _parameters(course: TrainingState) -> dict[str, int]:
+    sizes = [(p.numel(), p.requires_grad) for p in course.model.parameters()]
+    return {
+        "trained_parameters": sum(size for size, trained in sizes if trained),
+        "frozen_parameters": sum(size for size, trained in sizes if not trained),
+    }
+
+
+def _groups(course: TrainingState, clipping: Clipping) -> list[dict[str, Any]]:
+    """As they were to begin with: an adaptive radius moves on from there."""
+    return [
+        {"name": group.name, "radius": radius, "bound": clipping.bound(radius), "parameters": names}
+        for group, (radius, *names) in zip(
+            course.radii.groups, course.settings["groups"], strict=True
+        )
+    ]
+
+
+def _progress(course: TrainingState) -> dict[str, Any]:
+    recorded = course.budget.state_dict()["recorded"]
+    return {
+        "steps_taken": course.steps_taken,
+        "epochs_completed": course.epochs_completed,
+        "ledger_id": course.ledger.id,
+        "ledger_steps": course.ledger.steps,
+        "steps_by_others": course.ledger.steps - recorded,
+        "radii": [group.radius for group in course.radii.groups],
+        "sensitivity": course.radii.sensitivity,
+    }
+
+
+class EngineFacts:
+    """Figures and settings of an engine. Asking changes nothing."""
+
+    _accountant: str
+    _batch_size: int
+    _budget: Budget
+    _clipping: Clipping
+    _course: TrainingState
+    _delta: float
+    _diagnostics: StepRecorder | None
+    _ledger: Ledger
+    _loader: BatchLoader
+    _noise: Noise
+    _population: int
+    _radii: Radii
+    _seed: int | None
+    _under_way: BatchAccumulator
+
+    @property
+    def batch_size(self) -> int:
+        """Expected number of samples per step, and the constant sums are divided by."""
+        return self._batch_size
+
+    @property
+    def delta(self) -> float:
+        """Probability with which the guarantee may fail."""
+        return self._delta
+
+    @property
+    def sample_rate(self) -> float:
+        """Expected share of the data set in a step."""
+        return self._batch_size / self._population
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of logical batches that :meth:`batches` yields, unless it finishes an epoch."""
+        return len(self._loader)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity (times the schedule, if any)."""
+        return self._budget.noise_multiplier
+
+    @property
+    def noise(self) -> str:
+        """Where the noise comes from, in words."""
+        seeded = "" if self._seed is None else ", seeded: protects nobody"
+        return f"{self._noise.description}{seeded}"
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of parameters that are clipped together, with their radii."""
+        return self._radii.groups
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one sample can move the sum of clipped gradients (Euclidean)."""
+        return self._radii.sensitivity
+
+    @property
+    def steps_taken(self) -> int:
+        """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
+        return self._course.steps_taken
+
+    @property
+    def epochs_completed(self) -> int:
+        """Number of whole passes behind the weights; a resumed loop starts here."""
+        return self._course.epochs_completed
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the target, if there is one, leaves room for another step."""
+        try:
+            self._budget.require_room(self.steps_taken, pass_number=self.epochs_completed)
+        except BudgetExhaustedError:
+            return False
+        return True
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was released, by this engine and by others that share it."""
+        return self._ledger
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
+        return self._budget.planned_steps
+
+    @property
+    def nonfinite_samples(self) -> int:
+        """Samples dropped so far for a non-finite gradient. Read from raw data: NOT private."""
+        return self._under_way.nonfinite_samples
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """What all steps so far have spent: an upper bound, 0 before the first step."""
+        at = self.delta if delta is None else delta
+        return self._ledger.epsilon(at, accountant=self._accountant)
+
+    def settings(self) -> dict[str, Any]:
+        """What only the engine knows of a run, as plain data that JSON holds.
+
+        All but "progress" stays the same during a run. A run folder keeps it as ``settings.json``.
+        """
+        return disclosed(
+            self._course,
+            self._clipping,
+            noise=self.noise,
+            diagnostics=self._diagnostics is not None,
+        )
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        audit: AuditFindings | None = None,
+        metrics: Iterable[Mapping[str, Any]] = (),
+    ) -> Statement:
+        """The privacy report so far: what is promised, to whom, and what is not covered.
+
+        Args:
+            path: writes it there, as one HTML file that needs nothing else.
+            audit: what an audit of such training found: its result, or its JSON object.
+            metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
+                "epsilon". They are shown as they are: pass none that was read from training data.
+        """
+        from quietgrad import report  # its templates are needed by nobody else
+
+        statement = report.statement_of_engine(
+            self._ledger, self.settings(), audit=audit, metrics=metrics
+        )
+        if path is not None:
+            report.write(statement, path)
+        return statement
 
 
 class PrivacyEngine(EngineFacts):
@@ -163,7 +375,7 @@ class PrivacyEngine(EngineFacts):
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
-        self._timings = Timings[Way]() if seed is None else None
+        self._timings = Timings[Kernel]() if seed is None else None
         draws = samplers.resolve(sampling).bind(self._population, self._batch_size)
         loader = BatchLoader(
             dataset,
@@ -212,7 +424,7 @@ class PrivacyEngine(EngineFacts):
             if momentum is None
             else Momentum(checked_momentum(momentum, optimizer), self._trained)
         )
-        self._course = Course(
+        self._course = TrainingState(
             model,
             optimizer,
             loader,
@@ -225,9 +437,9 @@ class PrivacyEngine(EngineFacts):
         )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._diagnostics = diagnostics
-        self._standing, self._one_at_a_time = Standing(), OneAtATime()
-        self._under_way = BatchUnderWay(self._radii.limits)
-        self._walk = Walk(
+        self._standing, self._one_at_a_time = ViolationLatch(), ExclusiveCall()
+        self._under_way = BatchAccumulator(self._radii.limits)
+        self._walk = BatchIterator(
             self._course,
             self._under_way,
             on_batch=self._require_usable,
@@ -236,7 +448,7 @@ class PrivacyEngine(EngineFacts):
         self._capture = Capture(model, when=lambda: model.training)
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._standing.note
         try:
-            self._release = Release(optimizer, self._capture, self._noise, self._momentum)
+            self._release = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum)
         except QuietgradError:
             self._capture.detach()
             raise

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quietgrad.capture import Capture, Sink
-from quietgrad.diagnostics.step_recorder import Both, StepRecorder
+from quietgrad.capture.session import Capture
+from quietgrad.capture.tape import Sink
+from quietgrad.diagnostics.recorder import SinkPair, StepRecorder
 from quietgrad.errors import LossError, SampleMixingError
+from quietgrad.methods.inner_outer import FactorMerger, Momentum, PastFactors
 from quietgrad.reduction import ClippedReducer
-from quietgrad.variance import Momentum
-from quietgrad.variance.merging import Earlier, Merging
 
 Losses = Tensor | Callable[[], Tensor]
 
@@ -34,7 +34,7 @@ def measured(
     if gatherer is None:
         return reducer, lambda: None
     # First to be measured: the reducer may let go of a factor, or change it.
-    return Both(gatherer, reducer), lambda: recorder.keep(step, gatherer)
+    return SinkPair(gatherer, reducer), lambda: recorder.keep(step, gatherer)
 
 
 def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum | None) -> None:
@@ -55,12 +55,12 @@ def propagate(capture: Capture, losses: Losses, sink: Sink, momentum: Momentum |
             f"{type(losses).__name__}: pass a function that computes them, such as "
             "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
         )
-    earlier, closure = Earlier(), _Repeated(losses, capture)
+    earlier, closure = PastFactors(), _Repeated(losses, capture)
     foreseen = closure.rehearsed()  # at the present weights, before all others
     for weight, past in momentum.past_visits():
         with momentum.at(past):
             capture.backward(closure(), earlier, scale=weight)
-    merging = Merging(earlier, sink)
+    merging = FactorMerger(earlier, sink)
     present = closure()
     _require_repeated(foreseen, present)
     capture.backward(present, merging, scale=momentum.present_weight())

@@ -1,12 +1,11 @@
 """Per-sample gradients kept factored: norms and weighted sums without materializing them."""
 
-from quietgrad.factors.base import Cost, Factor, cover_rounding, wide, writable
+from quietgrad.factors.base import Cost, Dense, Factor, cover_rounding, wide, writable
 from quietgrad.factors.combined import Combined, combine, dot
-from quietgrad.factors.convolution import Conv, Geometry
-from quietgrad.factors.dense import Dense
+from quietgrad.factors.conv import Conv, Geometry
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
-from quietgrad.factors.pulled import Pullback, Pulled
+from quietgrad.factors.pullback import Pullback, Pulled
 
 __all__ = [
     "Combined",

@@ -8,12 +8,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, Stamp, cover_rounding, vector_norm, writable
-from quietgrad.factors.convolution import Conv
-from quietgrad.factors.dense import Dense
+from quietgrad.factors.base import Cost, Dense, Factor, Stamp, cover_rounding, vector_norm, writable
+from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
-from quietgrad.factors.pulled import Pulled, disjoint
+from quietgrad.factors.pullback import Pulled, disjoint
 
 _FLOATS_AT_ONCE = 2**21
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quietgrad.factors.base import (
     Cost,
+    Dense,
     Factor,
     Stamp,
     cover_rounding,
@@ -17,7 +18,6 @@ from quietgrad.factors.base import (
     vector_norm,
     wide,
 )
-from quietgrad.factors.dense import Dense
 
 # A Gram-matrix norm loses accuracy where the positions of a sample cancel each other out. The
 # relative error grows as eps * (sum_t |row_t||col_t|)^2 / norm^2; beyond these errors the sample

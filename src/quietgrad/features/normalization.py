@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quietgrad import noise as noises
 from quietgrad._checks import require_positive
-from quietgrad.accounting import FullBatch, GaussianEvent, Ledger
+from quietgrad.accounting.events import FullBatch, GaussianEvent
+from quietgrad.accounting.ledger import Ledger
 
 _SAMPLES_AT_A_TIME = 1024
 

@@ -16,13 +16,19 @@ is R = 1 unless stated; M groups get R/sqrt(M) each, shares of R by `proportions
 `ByName` in the order of its patterns.
 """
 
-from quietgrad.grouping.block_styles import BlockWise, Boundaries, Uniform
-from quietgrad.grouping.by_name import ByName
-from quietgrad.grouping.contract import Group, Grouping
-from quietgrad.grouping.listed import Listed
-from quietgrad.grouping.registry import names, register, resolve
-from quietgrad.grouping.sensitivity import sensitivity
-from quietgrad.grouping.styles import AllLayer, LayerWise, ParamWise, TypeWise
+from quietgrad.grouping.base import Group, Grouping, sensitivity
+from quietgrad.grouping.blocks import BlockWise, Boundaries, Uniform
+from quietgrad.grouping.styles import (
+    AllLayer,
+    ByName,
+    LayerWise,
+    Listed,
+    ParamWise,
+    TypeWise,
+    names,
+    register,
+    resolve,
+)
 
 __all__ = [
     "AllLayer",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quietgrad.capture import Capture
-from quietgrad.factors import Factor
+from quietgrad.capture.session import Capture
+from quietgrad.factors.base import Factor
 from quietgrad.inspection.report import Coverage
 from quietgrad.inspection.subject import Subject
 from quietgrad.reduction import ClippedReducer

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.attributes import plain_attributes
+from quietgrad.capture.model_state import plain_attributes
 
 Held = dict[str, Any]
 """What a model holds besides its parameters, by a path: tensors and plain values."""

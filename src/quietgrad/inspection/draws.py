@@ -85,7 +85,7 @@ FILLS: dict[Callable[..., Any], Fill] = {
 """What is drawn, and how it is drawn again."""
 
 
-class Draws:
+class RandomDraws:
     """Draws again what a model drew: by the sample's place where there is a part for each sample.
 
     Which dimension that is, two runs tell that differ in the number of samples. Where there is

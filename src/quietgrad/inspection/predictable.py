@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from quietgrad.capture.repetition import same_randomness
-from quietgrad.inspection.draws import FILLS, Draws
+from quietgrad.capture.model_state import same_randomness
+from quietgrad.inspection.draws import FILLS, RandomDraws
 
 _DROPOUTS = (
     F.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
@@ -50,7 +50,7 @@ class Predictable(TorchFunctionMode):
         self.noting = True
         self.saw_autocast = self.saw_draws = False
         self.key = KEYS[0]
-        self.draws = Draws()
+        self.draws = RandomDraws()
 
     @contextmanager
     def running(self, places: Sequence[int], *, noting: bool = True) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 from quietgrad.errors import QuietgradError
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How serious a finding is."""
 
     OK = "ok"
@@ -33,7 +33,7 @@ class Finding:
     """
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     what: str
     remedy: str = ""
 
@@ -74,7 +74,7 @@ class Report:
     @property
     def faults(self) -> tuple[Finding, ...]:
         """The findings that speak against training this."""
-        return tuple(each for each in self.findings if each.verdict is Verdict.FAULT)
+        return tuple(each for each in self.findings if each.verdict is Severity.FAULT)
 
     @property
     def ok(self) -> bool:

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count
+from quietgrad.capture.model_state import same_randomness
 from quietgrad.capture.refusals import refuse_unusable
-from quietgrad.capture.repetition import same_randomness
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
-from quietgrad.grouping import Grouping
+from quietgrad.grouping.base import Grouping
 from quietgrad.inspection.captured import capture, coverage
 from quietgrad.inspection.checks import CAPTURED, NEED_LOSSES, PLAIN
 from quietgrad.inspection.copies import copied
-from quietgrad.inspection.report import Coverage, Finding, Report, Verdict
+from quietgrad.inspection.report import Coverage, Finding, Report, Severity
 from quietgrad.inspection.samples import (
     Select,
     count_samples,
@@ -83,7 +83,7 @@ def check(
     try:
         refuse_unusable(model)
     except QuietgradError as error:
-        finding = Finding("capture", Verdict.FAULT, str(error))
+        finding = Finding("capture", Severity.FAULT, str(error))
         return Report(0, (finding,), (), time.perf_counter() - started)
     count = _count(model, batch, loss_fn) if select else count_samples(batch)
     if count < 2:
@@ -128,7 +128,7 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
             findings.append(_without_losses(name))
             continue
         found = _answer(name, ask, subject)
-        has_losses &= not (name == "loss" and any(f.verdict is Verdict.FAULT for f in found))
+        has_losses &= not (name == "loss" and any(f.verdict is Severity.FAULT for f in found))
         findings += found
     if not has_losses:
         return [*findings, _without_losses("capture")], ()
@@ -136,7 +136,7 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
     try:
         captured = capture(subject, subject.captured)
     except QuietgradError as error:
-        return [*findings, Finding("capture", Verdict.FAULT, str(error)), _randomness(subject)], ()
+        return [*findings, Finding("capture", Severity.FAULT, str(error)), _randomness(subject)], ()
     for name, look in CAPTURED.items():
         on_check(name)
         findings += _answer(name, look, subject, captured)
@@ -146,22 +146,22 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
 def _answer(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) -> list[Finding]:
     """What a check finds. Being refused by the library is an answer, too."""
     try:
-        return list(ask(*about)) or [Finding(name, Verdict.OK, _what_holds(ask))]
+        return list(ask(*about)) or [Finding(name, Severity.OK, _what_holds(ask))]
     except QuietgradError as error:
-        return [Finding(name, Verdict.FAULT, str(error))]
+        return [Finding(name, Severity.FAULT, str(error))]
 
 
 def _without_losses(name: str) -> Finding:
-    return Finding(name, Verdict.SKIPPED, "not asked: there is no loss per sample.")
+    return Finding(name, Severity.SKIPPED, "not asked: there is no loss per sample.")
 
 
 def _randomness(subject: Subject) -> Finding:
     names = ", ".join(sorted(subject.mode.randomness))
     if not names:
-        return Finding("randomness", Verdict.OK, "none was drawn.")
+        return Finding("randomness", Severity.OK, "none was drawn.")
     return Finding(
         "randomness",
-        Verdict.OK,
+        Severity.OK,
         f"{names}: switched off or made repeatable for these comparisons, not in training.",
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.clipping import Clipping
-from quietgrad.grouping import Group
+from quietgrad.grouping.base import Group
 from quietgrad.inspection.copies import Copies
 from quietgrad.inspection.predictable import Predictable, switch_off_layer_dropout
 from quietgrad.inspection.samples import Select

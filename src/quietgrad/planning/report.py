@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from quietgrad.planning.machine import in_words
-from quietgrad.planning.theory import ASSUMPTIONS
+from quietgrad.planning.memory_model import ASSUMPTIONS, in_words
 
 if TYPE_CHECKING:
     from quietgrad.planning.result import Option, Plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +12,78 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture import Capture, check_losses
-from quietgrad.capture.repetition import same_randomness
+from quietgrad.capture.model_state import same_randomness
+from quietgrad.capture.refusals import check_losses
+from quietgrad.capture.session import Capture
 from quietgrad.capture.trees import tensors_in
-from quietgrad.factors import Factor
-from quietgrad.grouping.kinds import kind_of
-from quietgrad.grouping.parameters import by_layer
+from quietgrad.factors.base import Factor
+from quietgrad.factors.combined import Combined
+from quietgrad.factors.conv import Conv
+from quietgrad.factors.gather import Gather
+from quietgrad.factors.outer import Outer
+from quietgrad.factors.pullback import Pulled
+from quietgrad.grouping.base import by_layer, kind_of
 from quietgrad.inspection.copies import copied
 from quietgrad.planning.live import LiveBytes, Storage
-from quietgrad.planning.profile import Layer, Profile
-from quietgrad.planning.shapes import Shape, shape_of, tensors_of
+from quietgrad.planning.memory_model import Layer, Profile
 from quietgrad.strategies import Evaluator, Strategy
+
+
+@dataclass(frozen=True)
+class Shape:
+    """T, d and p of the use of a parameter; None where it is no sum over positions.
+
+    Attributes:
+        size: numbers per sample, to find the largest.
+        positions: T.
+        inputs: d.
+        outputs: p.
+    """
+
+    size: int
+    positions: int | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+
+
+def shape_of(factor: Factor) -> Shape:
+    """T, d and p. A look-up has one number that goes in at each position, an index."""
+    match factor:
+        case Outer():
+            return _shape(factor.rows.shape[1], factor.cols.shape[2], factor.rows.shape[2])
+        case Gather():
+            return _shape(factor.ids.shape[1], 1, factor.values.shape[2])
+        case Conv():
+            return _of_convolution(factor)
+        case Pulled():
+            return shape_of(factor.inner)
+        case Combined():
+            return max((shape_of(part) for part in factor.parts), key=lambda shape: shape.size)
+        case _:
+            return Shape(factor.shape.numel())
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """All tensors in a factor, whatever it calls them."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for child in part:
+            yield from tensors_of(child)
+    elif type(part).__module__.startswith("quietgrad.factors"):
+        for child in vars(part).values():
+            yield from tensors_of(child)
+
+
+def _of_convolution(factor: Conv) -> Shape:
+    grid = (factor.inputs if factor.geometry.transposed else factor.grads).shape[3:]
+    width = factor.shape[1:].numel() * factor.geometry.groups
+    return _shape(factor.images * math.prod(grid), width, factor.shape[0])
+
+
+def _shape(positions: int, inputs: int, outputs: int) -> Shape:
+    return Shape(positions * (inputs + outputs), positions, inputs, outputs)
+
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quietgrad.diagnostics import Measurement, Record, Spread
-from quietgrad.plots.epsilon_curve import require_matplotlib
+from quietgrad.diagnostics.records import Measurement, Record, Spread
+from quietgrad.plots.runs import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from quietgrad import data
-from quietgrad.nn import resnet9, resnet20
-from quietgrad.recipes.hugging_face import Logits, transformers
+from quietgrad.nn.resnets import resnet9, resnet20
+from quietgrad.recipes.encoders import Logits, transformers
 from quietgrad.recipes.images import image_split, made_images, scaled
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
 from quietgrad.recipes.settings import Settings

@@ -13,11 +13,11 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 from torch.utils.data import DataLoader
 
 from quietgrad._checks import require_positive
-from quietgrad.engine import PrivacyEngine
+from quietgrad.engine.engine import PrivacyEngine
+from quietgrad.methods.augmentation import SelfAugmentation
 from quietgrad.recipes.recipe import Recipe, Split
+from quietgrad.recipes.settings import OPTIMIZERS as OPTIMIZERS
 from quietgrad.recipes.settings import Settings
-from quietgrad.recipes.settings_checks import OPTIMIZERS as OPTIMIZERS
-from quietgrad.variance import SelfAugmentation
 
 Scores = dict[str, float]
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "nadam": NAdam}

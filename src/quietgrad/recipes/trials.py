@@ -1,18 +1,20 @@
 """One recipe trained several times: with other settings, with other seeds."""
 
 import json
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from quietgrad._checks import require_count, require_number, require_positive, require_rate
+from quietgrad._version import __version__
 from quietgrad.errors import QuietgradError
-from quietgrad.recipes.origin import Origin
 from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import (
     EpochReport,
@@ -21,16 +23,171 @@ from quietgrad.recipes.training import (
     train_ordinary,
     train_private,
 )
-from quietgrad.recipes.trial import NOT_PRIVATE as NOT_PRIVATE
-from quietgrad.recipes.trial import Trial as Trial
-from quietgrad.recipes.trial import key_of
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Data, model and program of a trial: trials of different origin say nothing of each other.
+
+    Attributes:
+        smoke: made data and a small model.
+        data: where the data were taken from: folders, or packages with their digests.
+        data_dir: the folder that was given for them.
+        model_dir: the folder that was given for a pretrained model.
+        quietgrad: the version.
+    """
+
+    smoke: bool = False
+    data: tuple[str, ...] = ()
+    data_dir: str | None = None
+    model_dir: str | None = None
+    quietgrad: str = __version__
+
+    @classmethod
+    def of(cls, places: Places, data: Sequence[str], *, smoke: bool) -> "Origin":
+        """Of trials that are made now.
+
+        Args:
+            places: folders that were given.
+            data: where the data were taken from.
+            smoke: whether data and model are made.
+        """
+        return cls(smoke, tuple(data), _in_full(places.data), _in_full(places.model))
+
+    @classmethod
+    def from_dict(cls, stated: object) -> "Origin":
+        """As it was written down.
+
+        Raises:
+            ValueError: it is none.
+        """
+        names = {each.name for each in fields(cls)}
+        if not isinstance(stated, Mapping) or set(stated) != names or not _is_origin(stated):
+            raise ValueError(f"origin={stated!r}: expected {', '.join(sorted(names))}")
+        return cls(**{**stated, "data": tuple(stated["data"])})
+
+    @property
+    def may_be_unstated(self) -> bool:
+        """Whether trials that were kept without an origin count: nothing else was asked for."""
+        return not self.smoke and self.data_dir is None and self.model_dir is None
+
+
+def _is_origin(stated: Mapping[str, Any]) -> bool:
+    data = stated["data"]
+    return (
+        isinstance(stated["smoke"], bool)
+        and isinstance(data, list | tuple)
+        and all(isinstance(each, str) for each in data)
+        and all(isinstance(stated[name], str | None) for name in ("data_dir", "model_dir"))
+        and isinstance(stated["quietgrad"], str)
+    )
+
+
+def _in_full(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder.resolve())
+
+
+NOT_PRIVATE = "none"
+"""In place of a clipping function: training without privacy."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training that was made.
+
+    Attributes:
+        recipe: its name.
+        settings: all of its constants.
+        seed: of weights, sampling and noise.
+        is_private: or trained without clipping and noise.
+        scores: on held-out data; not finite where training diverged.
+        epsilon: spent; None without privacy.
+        noise_multiplier: of its steps; None without privacy.
+        sample_rate: expected share of the data in a step; None without privacy.
+        steps: taken.
+        seconds: they took.
+        origin: data, model and program; None where it was not kept.
+    """
+
+    recipe: str
+    settings: Mapping[str, Any]
+    seed: int
+    is_private: bool
+    scores: Mapping[str, float]
+    epsilon: float | None
+    noise_multiplier: float | None
+    sample_rate: float | None
+    steps: int
+    seconds: float
+    origin: Origin | None = None
+
+    @property
+    def key(self) -> str:
+        """Equal for trials that need not be made twice."""
+        return key_of(self.recipe, self.settings, self.seed, self.is_private, self.origin)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can say it: a score that is not finite is null."""
+        scores = {name: finite(score) for name, score in self.scores.items()}
+        return {**asdict(self), "scores": scores}
+
+    @classmethod
+    def from_line(cls, line: str) -> "Trial":
+        """What was kept of a trial.
+
+        Raises:
+            ValueError: the line is none.
+            TypeError: it lacks a field, or has one that is not known.
+        """
+        stated = json.loads(line)
+        if not isinstance(stated, dict):
+            raise ValueError("it is no JSON object")
+        if stated.get("origin") is not None:
+            stated["origin"] = Origin.from_dict(stated["origin"])
+        trial = cls(**stated)
+        _require_sound(trial)
+        read = {name: math.nan if each is None else each for name, each in trial.scores.items()}
+        return cls(**{**stated, "scores": read})
+
+
+def key_of(
+    recipe: str, settings: Mapping[str, Any], seed: int, is_private: bool, origin: Origin | None
+) -> str:
+    """What a trial is known by."""
+    made_with = None if origin is None else asdict(origin)
+    return json.dumps([recipe, dict(sorted(settings.items())), seed, is_private, made_with])
+
+
+def finite(score: float | None) -> float | None:
+    """The score; None if it is not finite, which JSON has no number for."""
+    return score if score is not None and math.isfinite(score) else None
+
+
+def _require_sound(trial: Trial) -> None:
+    """A file can be edited: what is computed from it must be what a trial says."""
+    kinds = {"recipe": str, "settings": dict, "is_private": bool, "scores": dict}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(trial, name), kind):
+            raise ValueError(f"{name}={getattr(trial, name)!r}: expected {kind.__name__}")
+    if not trial.scores:
+        raise ValueError("it has no scores")
+    for name, score in trial.scores.items():
+        if isinstance(score, bool) or not isinstance(score, int | float | None):
+            raise ValueError(f"scores have {name}={score!r}: expected a number, or null")
+    require_count("seed", trial.seed, at_least=0)
+    require_count("steps", trial.steps, at_least=0)
+    require_number("seconds", trial.seconds, at_least=0)
+    if trial.is_private:
+        require_number("epsilon", trial.epsilon, at_least=0)
+        require_positive("noise_multiplier", trial.noise_multiplier)
+        require_rate("sample_rate", trial.sample_rate)
 
 
 class TrialsError(QuietgradError):
     """A file of trials cannot be used."""
 
 
-class Shown(Protocol):
+class TrialDisplay(Protocol):
     """What is told of a training as it goes."""
 
     def on_step(self) -> None:
@@ -40,7 +197,7 @@ class Shown(Protocol):
         """After each pass."""
 
 
-Showing = Callable[[Recipe, int], AbstractContextManager[Shown]]
+Showing = Callable[[Recipe, int], AbstractContextManager[TrialDisplay]]
 """Shows a training of a recipe that has so many steps."""
 
 

@@ -1,6 +1,7 @@
 """A statement as one HTML file that needs nothing else: no script, no font, no network."""
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -9,16 +10,42 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from quietgrad._files import replace_file
-from quietgrad._rounding import printed
-from quietgrad.report.charts import curves_by_epoch, epsilon_curve
+from quietgrad._format import printed
 from quietgrad.report.detection import LARGEST_USEFUL
-from quietgrad.report.evidence import ReportError
-from quietgrad.report.metrics import is_number, is_share, measured_names
-from quietgrad.report.overwriting import require_replaceable
+from quietgrad.report.evidence import ReportError, is_number, is_share, measured_names
+from quietgrad.report.inputs import AuditFindings, statement_of_folder
 from quietgrad.report.statement import Statement
+from quietgrad.report.svg import curves_by_epoch, epsilon_curve
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+_HEAD = 1000
+_MARKS = (
+    b'<meta name="generator" content="quietgrad">',
+    b"<title>Privacy report: ",  # before there was the other
+)
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse to overwrite a ledger, weights, or whatever else is not a report."""
+    if os.path.lexists(path) and not _is_report(path):
+        raise ReportError(
+            f"{path} is there, and is not a report of quietgrad: it is not overwritten. Choose"
+            " another place, or take it away"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():  # a folder; or a pipe, which might never end
+        return False
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return False
+    return head.startswith(b"<!DOCTYPE html>") and any(mark in head for mark in _MARKS)
+
 
 _HASH = re.compile("[0-9a-f]{32,}")
 
@@ -128,3 +155,44 @@ def _number(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+REPORT = "report.html"
+
+
+def write_for_folder(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    audit: AuditFindings | None = None,
+    delta: float | None = None,
+) -> Path:
+    """Draw up the report of a run folder, or of a ledger file, and write it.
+
+    Args:
+        folder: of the run.
+        out: the file to write. None for ``report.html`` in the folder, or ``report-ledger.html``
+            beside a ledger alone; with a delta ``report-delta-1e-06.html``, or whatever it is.
+        audit: what an audit of such training found.
+        delta: states epsilon at this delta instead of the run's own.
+
+    Returns:
+        The file that was written; an older report is replaced.
+
+    Raises:
+        ReportError: there is nothing to report on, or something else than a report is there.
+    """
+    statement = statement_of_folder(folder, audit=audit, delta=delta)
+    place = default_place(Path(folder), delta) if out is None else Path(out)
+    write(statement, place)
+    return place
+
+
+def default_place(path: Path, delta: float | None = None) -> Path:
+    """Where a report goes if nobody says.
+
+    One at another delta, or of the ledger alone, does not replace the run's own.
+    """
+    folder, report = (path, REPORT) if path.is_dir() else (path.parent, f"report-{path.stem}.html")
+    name = Path(report)
+    return folder / (name if delta is None else f"{name.stem}-delta-{delta!r}.html")

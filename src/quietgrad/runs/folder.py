@@ -7,6 +7,7 @@ whose ledger covers every update in its weights.
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import copyfileobj, rmtree
@@ -18,10 +19,9 @@ from safetensors.torch import save_model
 from torch import nn
 
 from quietgrad._files import file_digest, remove_unfinished, replace_file
-from quietgrad.engine.state import read_state
-from quietgrad.runs.clock import now
-from quietgrad.runs.metrics import MetricsFile
-from quietgrad.runs.writing import RunFolderError, write_json, writing
+from quietgrad.engine.checkpoint import read_state
+from quietgrad.engine.engine import PrivacyEngine
+from quietgrad.runs.schema import MetricsFile, RunFolderError, now, write_json, writing
 
 # What a run leaves beside its configuration and its ledger, all of it later than those two.
 FILES = (
@@ -185,3 +185,37 @@ class RunFolder:
     @property
     def _checkpoint(self) -> Path:
         return self.path / "checkpoint.pt"
+
+
+_SAVING_SHARE = 20  # at most one twentieth of the time goes into saving
+
+
+class Checkpointer:
+    """Saves a run as often as can be done in passing: the cheaper it is, the less is ever lost.
+
+    Args:
+        folder: where to save.
+        engine: what to save.
+        beside: what else a checkpoint is to hold, by names that an engine does not use.
+    """
+
+    def __init__(
+        self, folder: RunFolder, engine: PrivacyEngine, beside: Mapping[str, Any] | None = None
+    ) -> None:
+        self._beside = beside or {}
+        self._folder = folder
+        self._engine = engine
+        self._saved_at = 0.0
+        self._cost = 0.0
+
+    def save(self) -> None:
+        """Save now."""
+        started = time.perf_counter()
+        self._folder.save({**self._beside, **self._engine.state_dict()})
+        self._saved_at = time.perf_counter()
+        self._cost = self._saved_at - started
+
+    def save_if_due(self) -> None:
+        """Save, unless saving would take more than its share of the time."""
+        if time.perf_counter() - self._saved_at >= _SAVING_SHARE * self._cost:
+            self.save()

@@ -12,15 +12,20 @@ Say `"poisson"`, or `PoissonSampler(largest=320)` for options. A sampler of your
 checks what can be checked.
 """
 
-from quietgrad.sampling.batch import LogicalBatch
-from quietgrad.sampling.draws import Draws, Resumption, Sampler
-from quietgrad.sampling.full_batch import FullBatchSampler
-from quietgrad.sampling.loader import BatchLoader
-from quietgrad.sampling.own import OwnSampler
-from quietgrad.sampling.poisson import PoissonSampler
-from quietgrad.sampling.population import population, require_batch_size
-from quietgrad.sampling.registry import names, resolve
-from quietgrad.sampling.shuffled import ShuffledSampler
+from quietgrad.sampling.custom import OwnSampler
+from quietgrad.sampling.loader import BatchLoader, LogicalBatch
+from quietgrad.sampling.samplers import (
+    Draws,
+    FullBatchSampler,
+    PoissonSampler,
+    Resumption,
+    Sampler,
+    ShuffledSampler,
+    names,
+    population,
+    require_batch_size,
+    resolve,
+)
 
 __all__ = [
     "BatchLoader",

@@ -1,8 +1,10 @@
 """The loader: logical batches, pass after pass, from a place that can be saved."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,14 +13,220 @@ from torch.utils.data import DataLoader, Dataset
 
 from quietgrad._checks import require_count
 from quietgrad.errors import SamplingError
-from quietgrad.sampling.batch import LogicalBatch
-from quietgrad.sampling.checked import checked_indices
-from quietgrad.sampling.draws import Draws, Resumption
-from quietgrad.sampling.keys import pass_key, worker_seed
-from quietgrad.sampling.lengths import checked_lengths
-from quietgrad.sampling.lookahead import Lookahead
-from quietgrad.sampling.population import population
-from quietgrad.sampling.position import Position, from_bookmark, to_bookmark
+from quietgrad.sampling.custom import checked_indices
+from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, population, worker_seed
+
+
+class LogicalBatch:
+    """The samples of one step. Iterating it, once, yields its collated micro-batches in order.
+
+    Attributes:
+        size: the number of samples drawn. By Poisson sampling it varies from batch to batch, may be
+            zero, and is private: do not publish or divide by it.
+        micro_sizes: the number of samples in each micro-batch; empty if none were drawn.
+        pass_number: the pass over the data that the batch belongs to, from 0.
+        step: its position in that pass, from 0.
+    """
+
+    def __init__(
+        self,
+        micro_sizes: list[int],
+        micro_batches: Iterator[Any],
+        *,
+        pass_number: int,
+        step: int,
+    ) -> None:
+        self.micro_sizes = micro_sizes
+        self.size = sum(micro_sizes)
+        self.pass_number = pass_number
+        self.step = step
+        self._micro_batches = micro_batches
+        self._remaining = len(micro_sizes)
+        self._started = False
+        self._is_broken = False
+
+    def __repr__(self) -> str:
+        where = f"pass_number={self.pass_number}, step={self.step}"
+        return f"LogicalBatch(size={self.size}, micro_sizes={self.micro_sizes}, {where})"
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every micro-batch was handed out."""
+        return self._remaining == 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a micro-batch failed to load: then nobody knows which one would come next."""
+        return self._is_broken
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._started and self.micro_sizes:
+            raise RuntimeError(
+                "a logical batch can be iterated only once: its micro-batches are not kept."
+                " Keep them in a list if you need them twice"
+            )
+        self._started = True
+        return self._hand_out()
+
+    def discard(self) -> None:
+        """Load and drop what is left, so that the next logical batch can be taken."""
+        with suppress(Exception):  # what is dropped need not be whole; the pass ends all the same
+            for _ in self._hand_out():
+                pass
+        self._remaining = 0
+
+    def _hand_out(self) -> Iterator[Any]:
+        while self._remaining and not self._is_broken:
+            # An error or an interrupt from here on leaves the mark.
+            self._is_broken = True
+            self._remaining -= 1
+            micro_batch = next(self._micro_batches)
+            self._is_broken = False
+            yield micro_batch
+
+
+def checked_lengths(lengths: Sequence[int] | Tensor, population: int) -> list[int]:
+    """One whole number for each sample.
+
+    Raises:
+        TypeError: this is no sequence.
+        ValueError: there are more or fewer, or one of them is no whole number >= 0.
+    """
+    try:
+        values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        given = len(values)
+    except TypeError as error:
+        raise TypeError(
+            f"lengths={lengths!r} is not valid: expected a whole number for each sample"
+        ) from error
+    if given != population:
+        raise ValueError(
+            f"lengths has {given} values, and the data set {population} samples: expected one"
+            " for each"
+        )
+    return [require_count(f"lengths[{i}]", value, at_least=0) for i, value in enumerate(values)]
+
+
+class Lookahead:
+    """The draws of one pass, made one by one for two readers of different speed.
+
+    A data loader's workers run ahead and take lists of indices; the training loop follows and takes
+    the sizes. If a draw fails, the workers find the pass at its end, and the training loop gets the
+    error once it comes to that draw: the batches before it were in order.
+
+    Args:
+        draws: the indices of each logical batch, split into micro-batches.
+    """
+
+    def __init__(self, draws: Iterator[list[list[int]]]) -> None:
+        self._draws = draws
+        self._failure: Exception | None = None
+        self._indices: deque[list[int]] = deque()
+        self._sizes: deque[list[int]] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Lists of indices, one per micro-batch: what a DataLoader asks of a batch sampler."""
+        while self._indices or self._advance():
+            if self._indices:
+                yield self._indices.popleft()
+
+    def sizes(self) -> Iterator[list[int]]:
+        """Sizes of the micro-batches, one list per logical batch."""
+        while self._sizes or self._advance():
+            yield self._sizes.popleft()
+        if self._failure is not None:
+            try:
+                raise self._failure
+            finally:
+                # An error refers to the frames it passed, and they to this object. Left to the
+                # garbage collector, such a ring takes the worker processes many seconds to stop.
+                self._failure = None
+
+    def _advance(self) -> bool:
+        try:
+            micro_batches = next(self._draws, None)
+        except Exception as error:  # a user's own sampler may raise anything
+            self._failure = error
+            return False
+        if micro_batches is None:
+            return False
+        self._indices.extend(micro_batches)
+        self._sizes.append([len(indices) for indices in micro_batches])
+        return True
+
+
+_FIELDS = ("pass", "step", "key", "sampling")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a loader goes on.
+
+    Attributes:
+        pass_number: the pass, from 0.
+        step: the next step of that pass, from 0.
+        key: the key of that pass, if it is one to go on with.
+    """
+
+    pass_number: int = 0
+    step: int = 0
+    key: int | None = None
+
+    def next_pass(self) -> "Position":
+        """The beginning of the pass after this one."""
+        return Position(self.pass_number + 1)
+
+
+def to_bookmark(position: Position, draws: Draws) -> dict[str, Any]:
+    """The position as plain data."""
+    keep = _needs_key(position.step, draws)
+    return {
+        "pass": position.pass_number,
+        "step": position.step,
+        "key": position.key if keep else None,
+        "sampling": draws.description,
+    }
+
+
+def from_bookmark(bookmark: Mapping[str, Any], draws: Draws) -> Position:
+    """What `to_bookmark` wrote; ValueError if it did not write this, or for other draws."""
+    if not isinstance(bookmark, Mapping) or set(bookmark) != set(_FIELDS):
+        raise ValueError(
+            f"not a bookmark: {bookmark!r}. Expected the fields {', '.join(_FIELDS)}, as"
+            " BatchLoader.bookmark returns them"
+        )
+    pass_number = require_count("pass", bookmark["pass"], at_least=0)
+    step = require_count("step", bookmark["step"], at_least=0)
+    # At the beginning of a pass there is nothing to continue, so any sampling may take over.
+    if step > 0:
+        _require_same_draws(step, bookmark["sampling"], draws)
+    return Position(pass_number, step, _checked_key(bookmark["key"], step, draws))
+
+
+def _require_same_draws(step: int, sampling: object, draws: Draws) -> None:
+    if sampling != draws.description:
+        raise ValueError(
+            f"the bookmark is in the middle of a pass of other batches: expected"
+            f" {draws.description!r}, got {sampling!r}. Go on with the settings it was made with"
+        )
+    if step >= draws.length:
+        raise ValueError(f"step={step} is not valid: a pass has {draws.length} steps")
+
+
+def _checked_key(key: Any, step: int, draws: Draws) -> int | None:
+    if not _needs_key(step, draws):
+        # A Poisson key that somebody could have read must not be drawn with.
+        if key is not None:
+            raise ValueError("key is not valid: no key is saved at this place, expected None")
+        return None
+    if not is_key(key):
+        # Another permutation could take a sample for the second time in this pass.
+        raise ValueError("key is not valid: expected the integer that was saved with this pass")
+    return int(key)
+
+
+def _needs_key(step: int, draws: Draws) -> bool:
+    return step > 0 and draws.resumption is Resumption.SAME_KEY
 
 
 class BatchLoader:

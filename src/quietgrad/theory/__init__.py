@@ -16,27 +16,38 @@ convergence scales with steps, batch, noise and groups, not for the gradient nor
 of them says anything about privacy spent; that is `quietgrad.accounting`.
 """
 
-from quietgrad.theory.advice import Advice, advise
+from quietgrad.theory.advice import (
+    Advice,
+    advise,
+    epsilon_of_mu,
+    gdp_mu,
+    mu_of_epsilon,
+    noise_for_mu,
+)
 from quietgrad.theory.alignment import (
     alignment,
+    concave_envelope,
     inverse_end,
     inverse_measure,
     least_alignment,
     measure,
 )
-from quietgrad.theory.automatic import auto_s_bound, auto_s_bound_at, auto_v_bound, sgd_bound
-from quietgrad.theory.bias import (
+from quietgrad.theory.bounds import (
+    Training,
+    auto_s_bound,
+    auto_s_bound_at,
+    auto_v_bound,
+    groups_bound,
+    groups_leading_term,
     normalized_bias,
     normalized_bound,
     normalized_learning_rate,
+    psac_bias,
+    psac_learning_rate,
+    sgd_bound,
     two_samples,
 )
-from quietgrad.theory.envelope import concave_envelope
-from quietgrad.theory.gaussian_privacy import epsilon_of_mu, gdp_mu, mu_of_epsilon, noise_for_mu
-from quietgrad.theory.groups import groups_bound, groups_leading_term
 from quietgrad.theory.lazy_region import balanced_classification, clipped, mixture_mean
-from quietgrad.theory.psac import psac_bias, psac_learning_rate
-from quietgrad.theory.training import Training
 
 __all__ = [
     "Advice",

@@ -11,9 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quietgrad.accounting.accountants.contract import Precision
-from quietgrad.accounting.adjacency import REPLACE, Adjacency
-from quietgrad.accounting.releases import Release
+from quietgrad.accounting.accountants.base import Precision
+from quietgrad.accounting.events import REPLACE, Adjacency, Release
 
 _LEAST_NOISE = 0.04  # below it e^(1/sigma^2) is beyond all floats
 _LARGEST_MU = 1e100

@@ -2,7 +2,6 @@
 
 from quietgrad.capture.rules import (
     attention,
-    contraction,
     convolution,
     elementwise,
     embedding,
@@ -13,7 +12,6 @@ from quietgrad.capture.rules import (
 
 __all__ = [
     "attention",
-    "contraction",
     "convolution",
     "elementwise",
     "embedding",

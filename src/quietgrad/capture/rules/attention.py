@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.registry import Call, rule
+from quietgrad.capture.call import Call, rule
 
 
 @rule(F.multi_head_attention_forward)

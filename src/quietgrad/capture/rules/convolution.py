@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quietgrad.capture.call import Call, rule
 from quietgrad.capture.layout import Rows
-from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.rules.linear import as_computed
-from quietgrad.factors import Conv, Dense, Factor, Geometry, wide
+from quietgrad.factors.base import Dense, Factor, wide
+from quietgrad.factors.conv import Conv, Geometry
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d)

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import gather_rows
+from quietgrad.capture.call import Call, gather_rows, rule
 from quietgrad.capture.layout import Rows
-from quietgrad.capture.registry import Call, rule
-from quietgrad.factors import Factor
+from quietgrad.factors.base import Factor
 
 
 @rule(F.embedding)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from string import ascii_letters
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Uses
+from quietgrad.capture.call import Call, Uses, rule
 from quietgrad.capture.layout import Rows
-from quietgrad.capture.registry import Call, rule
-from quietgrad.factors import Dense, Factor, Outer
+from quietgrad.errors import SampleMixingError
+from quietgrad.factors.base import Dense, Factor, wide
+from quietgrad.factors.outer import Outer
 
 
 @rule(F.linear)
@@ -65,3 +70,207 @@ def _transposed_weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor
 
 def _sum_type(grad: Tensor) -> torch.dtype:
     return torch.float64 if grad.dtype == torch.float64 else torch.float32
+
+
+# Letters that stand for the sample and for its rows; the others are free for equations.
+_SAMPLE, _ROW = "Z", "Y"
+_FREE = [letter for letter in ascii_letters if letter not in (_SAMPLE, _ROW)]
+
+
+@rule(torch.matmul, torch.mm, torch.bmm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv)
+def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
+    """A matrix product, with broadcasting over leading dimensions."""
+    return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other])
+
+
+@rule(Tensor.__matmul__)
+def matmul_operator(call: Call, input: Tensor, other: Tensor) -> Tensor:
+    """``input @ other``."""
+    return matmul(call, input, other)
+
+
+@rule(Tensor.__rmatmul__)
+def reflected_matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
+    """``other @ input``."""
+    return matmul(call, other, input)
+
+
+@rule(torch.baddbmm, Tensor.baddbmm)
+def baddbmm(
+    call: Call, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """``beta * input + alpha * batch1 @ batch2``."""
+    with call.recapture():
+        return beta * input + alpha * torch.bmm(batch1, batch2)
+
+
+@rule(torch.bilinear)
+def bilinear(
+    call: Call, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """``input1[i] * weight[o, i, j] * input2[j] + bias[o]``."""
+    with call.recapture():
+        output = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+        return output if bias is None else output + bias
+
+
+@rule(torch.einsum)
+def einsum(call: Call, equation: Any, *operands: Any) -> Tensor:
+    """Any einsum without repeated letters within one operand."""
+    if not isinstance(equation, str):
+        raise call.refuse("einsum's sublist format is not supported", "Use a string", *operands)
+    tensors = list(operands[0]) if isinstance(operands[0], (list, tuple)) else list(operands)
+    terms, output = _parse(call, equation, tensors)
+    return _contract(call, terms, output, tensors)
+
+
+def _contract(call: Call, terms: list[str], output_term: str, operands: list[Tensor]) -> Tensor:
+    operands = [call.own_copies(operand) for operand in operands]
+    values = [call.value(operand) for operand in operands]
+    output = torch.einsum(f"{','.join(terms)}->{output_term}", *values)
+    uses = [
+        (operand, partial(_operand_factor, index=index, terms=terms, output_term=output_term))
+        for index, operand in enumerate(operands)
+    ]
+    return call.watch(output, uses, saved=values, dims=output.ndim)
+
+
+def _matmul_terms(left: int, right: int) -> tuple[list[str], str]:
+    lead = max(left, right, 2) - 2
+    letters, (row, inner, col) = _FREE[3 : 3 + lead], _FREE[:3]
+    leading = "".join(letters)
+    first = leading[lead - max(left - 2, 0) :] + (row if left > 1 else "") + inner
+    second = leading[lead - max(right - 2, 0) :] + inner + (col if right > 1 else "")
+    return [first, second], leading + (row if left > 1 else "") + (col if right > 1 else "")
+
+
+def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
+    """Equation with ellipses spelled out and an explicit output."""
+    sides = equation.replace(" ", "").split("->")
+    inputs = sides[0].split(",")
+    unused = [letter for letter in _FREE if letter not in equation]
+    longest = max(
+        (o.ndim - len(t.replace("...", "")) for o, t in _elliptic(operands, inputs)), default=0
+    )
+    ellipsis = "".join(unused[:longest])
+    terms = [_spell_out(t, o.ndim, ellipsis) for o, t in zip(operands, inputs, strict=True)]
+    letters = "".join(inputs).replace(".", "")
+    implicit = "..." * ("..." in sides[0]) + "".join(
+        sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+    )
+    output = (sides[1] if len(sides) > 1 else implicit).replace("...", ellipsis)
+    if any(len(set(term)) != len(term) for term in terms) or {_SAMPLE, _ROW} & set(equation):
+        raise call.refuse(
+            f"einsum {equation!r} repeats a letter within an operand, or uses the letters Y and Z",
+            "Write it without diagonals",
+            *operands,
+        )
+    return terms, output
+
+
+def _elliptic(operands: list[Tensor], terms: list[str]) -> list[tuple[Tensor, str]]:
+    return [(o, t) for o, t in zip(operands, terms, strict=True) if "..." in t]
+
+
+def _spell_out(term: str, ndim: int, ellipsis: str) -> str:
+    missing = ndim - len(term.replace("...", ""))
+    return term.replace("...", ellipsis[len(ellipsis) - missing :])
+
+
+def _operand_factor(
+    rows: Rows, grad: Tensor, *operands: Tensor, index: int, terms: list[str], output_term: str
+) -> Factor:
+    """The gradient of one operand: all others contracted with the output's gradient."""
+    target, shape = terms[index], operands[index].shape
+    sizes = _sizes(operands, terms)
+    others = [
+        _drop_broadcast(wide(operand), term, sizes)
+        for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
+        if position != index
+    ]
+    gradient, term = _mark_samples(rows, wide(grad), output_term, output_term, batch_of_one=True)
+    pairs = [_mark_samples(rows, tensor, t, output_term) for tensor, t in others]
+    kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
+    if rows.placement is not None and output_term[rows.placement.dim] in kept:
+        raise SampleMixingError(
+            "a parameter has the sample dimension itself in a product: it holds something of each "
+            "sample and cannot be trained privately"
+        )
+    factor = _as_outer(pairs, gradient, term, kept, shape)
+    return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
+
+
+def _as_outer(
+    pairs: list[tuple[Tensor, str]], grad: Tensor, term: str, kept: str, shape: torch.Size
+) -> Factor | None:
+    """Keep it factored where a matrix meets one tensor: no letter is common to all three."""
+    if len(pairs) != 1:
+        return None
+    data, data_term = pairs[0]
+    outer = "".join(c for c in kept if c in term)
+    inner = "".join(c for c in kept if c in data_term)
+    shared = "".join(c for c in term if c in data_term and c != _SAMPLE)
+    exact = set(data_term) == {_SAMPLE, *shared, *inner} and set(term) == {_SAMPLE, *shared, *outer}
+    if not exact or set(outer) & set(inner) or kept not in (outer + inner, inner + outer):
+        return None
+    grad_rows = _as_rows(grad, term, shared, outer)
+    data_rows = _as_rows(data, data_term, shared, inner)
+    first, second = (grad_rows, data_rows) if kept == outer + inner else (data_rows, grad_rows)
+    return Outer(first, second, shape=shape)
+
+
+def _as_rows(tensor: Tensor, term: str, shared: str, own: str) -> Tensor:
+    ordered = torch.einsum(f"{term}->{_SAMPLE}{shared}{own}", tensor)
+    positions = ordered.shape[1 : 1 + len(shared)].numel()
+    return ordered.reshape(ordered.shape[0], positions, -1)
+
+
+def _as_dense(
+    pairs: list[tuple[Tensor, str]],
+    grad: Tensor,
+    term: str,
+    target: str,
+    shape: torch.Size,
+    sizes: dict[str, int],
+) -> Factor:
+    inputs = [*(t for _, t in pairs), term]
+    present = [c for c in target if any(c in t for t in inputs)]
+    kept = [c for c, n in zip(target, shape, strict=True) if c in present and n == sizes[c]]
+    equation = f"{','.join(inputs)}->{_SAMPLE}{''.join(kept)}"
+    grads = torch.einsum(equation, *(t for t, _ in pairs), grad)
+    # A letter that only the parameter has is summed over: its gradient is the same all along.
+    for position, letter in enumerate(target):
+        if letter not in kept:
+            grads = grads.unsqueeze(1 + position)
+    return Dense(grads.expand(-1, *shape).contiguous())
+
+
+def _mark_samples(
+    rows: Rows, tensor: Tensor, term: str, output_term: str, *, batch_of_one: bool = False
+) -> tuple[Tensor, str]:
+    """Split the dimension that holds the samples into sample and row, in tensor and term."""
+    if rows.placement is None:
+        return (tensor.unsqueeze(0), _SAMPLE + term) if batch_of_one else (tensor, term)
+    letter = output_term[rows.placement.dim]
+    if letter not in term:
+        return tensor, term
+    marks = _SAMPLE + _ROW if rows.placement.major else _ROW + _SAMPLE
+    count = tensor.shape[term.index(letter)] // rows.batch
+    split = (rows.batch, count) if rows.placement.major else (count, rows.batch)
+    return tensor.unflatten(term.index(letter), split), term.replace(letter, marks)
+
+
+def _sizes(operands: tuple[Tensor, ...], terms: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for operand, term in zip(operands, terms, strict=True):
+        for letter, size in zip(term, operand.shape, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+    return sizes
+
+
+def _drop_broadcast(tensor: Tensor, term: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
+    """Without the dimensions of size one that are broadcast against larger ones."""
+    for letter in term:
+        if tensor.shape[term.index(letter)] == 1 and sizes[letter] > 1:
+            tensor, term = tensor.squeeze(term.index(letter)), term.replace(letter, "")
+    return tensor, term

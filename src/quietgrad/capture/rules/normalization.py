@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Uses
+from quietgrad.capture.call import Call, Uses, rule
 from quietgrad.capture.layout import Rows
-from quietgrad.capture.registry import Call, rule
 from quietgrad.capture.rules.convolution import channel_sum
-from quietgrad.factors import Dense, Factor, wide
+from quietgrad.factors.base import Dense, Factor, wide
 
 Normalize = Callable[[Tensor], Tensor]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quietgrad.errors import QuietgradError, SampleMixingError
-from quietgrad.grouping import sensitivity
+from quietgrad.grouping.base import sensitivity
 from quietgrad.inspection.captured import Captured, capture, clipped_sum
 from quietgrad.inspection.checks.wording import draws_differ, fault
-from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.subject import Subject
 
 _ROUNDING = 1e-3
@@ -42,7 +42,7 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
     if silent:
         yield Finding(
             "exactness",
-            Verdict.SKIPPED,
+            Severity.SKIPPED,
             "nothing to compare: every gradient of every sample is exactly zero.",
             "Pass samples, and a model, that learn something.",
         )
@@ -105,7 +105,7 @@ def unused(subject: Subject, captured: Captured) -> Iterator[Finding]:
     if names:
         yield Finding(
             "coverage",
-            Verdict.NOTE,
+            Severity.NOTE,
             f"no sample uses '{names[0]}' ({len(names)} such): it gets noise and nothing else.",
             "Freeze it with requires_grad_(False) unless other batches use it.",
         )

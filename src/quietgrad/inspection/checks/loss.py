@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from quietgrad.capture import check_losses
+from quietgrad.capture.refusals import check_losses
 from quietgrad.errors import LossError
 from quietgrad.inspection.checks.wording import fault
-from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.subject import Subject
 
 
@@ -44,7 +44,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
     elif broken := (~losses.isfinite()).nonzero().flatten().tolist():
         yield Finding(
             "loss",
-            Verdict.NOTE,
+            Severity.NOTE,
             f"the loss of sample {broken[0]} is {losses[broken[0]].item()} ({len(broken)} such in "
             "this batch).",
             "In training such samples are dropped before the noise; look into why.",

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietgrad.inspection.checks.wording import fault, owner
-from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.state import what_is_kept
 from quietgrad.inspection.subject import Subject
 
@@ -28,7 +28,7 @@ def buffers(subject: Subject) -> Iterator[Finding]:
         )
     if counters := [name for name in kept.counters if name in held and not leaking]:
         listed = ", ".join(f"'{name}'" for name in counters[:5])
-        yield Finding("buffers", Verdict.NOTE, f"{listed}: changed in training, not by the data.")
+        yield Finding("buffers", Severity.NOTE, f"{listed}: changed in training, not by the data.")
 
 
 def memory(subject: Subject) -> Iterator[Finding]:

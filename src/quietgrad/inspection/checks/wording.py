@@ -2,13 +2,13 @@
 
 from torch import nn
 
-from quietgrad.inspection.report import Finding, Verdict
+from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.subject import Subject
 
 
 def fault(check: str, what: str, remedy: str = "") -> Finding:
     """Something that would void the guarantee."""
-    return Finding(check, Verdict.FAULT, what, remedy)
+    return Finding(check, Severity.FAULT, what, remedy)
 
 
 def draws_differ(check: str, done: str, subject: Subject) -> Finding:
@@ -16,7 +16,7 @@ def draws_differ(check: str, done: str, subject: Subject) -> Finding:
     names = ", ".join(sorted(subject.mode.unaligned))
     return Finding(
         check,
-        Verdict.SKIPPED,
+        Severity.SKIPPED,
         f"not {done}: what is drawn by {names} cannot be kept the same for a sample in a batch of "
         "another size.",
         "Check the model with that switched off as well.",

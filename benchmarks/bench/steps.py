@@ -1,0 +1,350 @@
+"""Ways to take a training step, each the whole of it: forward, backward, noise, optimizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from benchmarks.bench.workloads import Kind, Layout, Workload
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from quietgrad.engine.engine import PrivacyEngine
+from quietgrad.errors import MissingExtraError, QuietgradError
+from quietgrad.strategies import Strategy
+
+Step = Callable[[], None]
+
+_SETTLING_BATCHES = 4  # what torch needs to find its memory and its kernels
+
+_LEARNING_RATE = 1e-3
+_FAR = 1 << 20  # micro-batches: the next one that is verified is twice as far
+
+
+def settling(physical_per_logical: int) -> int:
+    """Steps until torch has found its memory and its kernels."""
+    return max(1, _SETTLING_BATCHES // physical_per_logical)
+
+
+class Implementation(Protocol):
+    """What can be timed."""
+
+    @property
+    def label(self) -> str:
+        """Its name, for people."""
+
+    def described(self) -> dict[str, str]:
+        """What it is, for JSON."""
+
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
+        """How many steps to take before so many are timed."""
+
+    def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
+        """A function that takes one step.
+
+        Args:
+            workload: used by nobody else from now on.
+            physical_per_logical: how many physical batches are added up for one step; the
+                workload's one serves for all of them.
+        """
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Plain training: the base of all ratios."""
+
+    @property
+    def label(self) -> str:
+        """Its name, for people."""
+        return "non-private"
+
+    def described(self) -> dict[str, str]:
+        """What it is, for JSON."""
+        return {"implementation": self.label}
+
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
+        """A few."""
+        return settling(physical_per_logical)
+
+    def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
+        """Gradients are added up by autograd."""
+        optimizer = sgd(workload)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            for _ in range(physical_per_logical):
+                (workload.losses().mean() / physical_per_logical).backward()
+            optimizer.step()
+
+        return step
+
+
+@dataclass(frozen=True)
+class Quietgrad:
+    """The engine, as a user has it.
+
+    Attributes:
+        grouping: by name.
+        strategy: how norms are evaluated.
+        noise: where it comes from.
+    """
+
+    grouping: str = "all-layer"
+    strategy: Strategy = "auto"
+    noise: str = "fast"
+
+    @property
+    def label(self) -> str:
+        """Its name, for people: what is as usual is not said."""
+        strategy = "" if self.strategy == "auto" else f", {self.strategy}"
+        noise = "" if self.noise == "fast" else f", {self.noise} noise"
+        return f"quietgrad {self.grouping}{strategy}{noise}"
+
+    def described(self) -> dict[str, str]:
+        """What it is, for JSON."""
+        options = {"grouping": self.grouping, "strategy": self.strategy, "noise": self.noise}
+        return {"implementation": "quietgrad"} | options
+
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
+        """Also to find out which way to compute norms is the fastest for each shape."""
+        return 2 * settling(physical_per_logical)
+
+    def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
+        """Every sample takes part in every step, so that batches have the workload's size."""
+        size = workload.batch_size
+        samples = physical_per_logical * size
+        engine = PrivacyEngine(
+            workload.model,
+            sgd(workload),
+            Places(samples),
+            batch_size=samples,
+            physical_batch_size=size,
+            noise_multiplier=1.0,
+            delta=0.5 / samples,
+            grouping=self.grouping,
+            strategy=self.strategy,
+            noise=self.noise,
+        )
+        # Timed is what a long training consists of, not its beginning.
+        engine._walk.look_back_on(_FAR)
+
+        def step() -> None:
+            for batch in engine.batches():
+                for _ in batch:
+                    engine.backward(workload.losses())
+                engine.step()
+
+        return step
+
+
+class Places(Dataset[int]):
+    """A data set of numbers: the data lie ready, so that no implementation is timed loading them.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def sgd(workload: Workload) -> torch.optim.Optimizer:
+    """The optimizer of every implementation."""
+    parameters: Any = workload.trained
+    return torch.optim.SGD(parameters, lr=_LEARNING_RATE)
+
+
+_TRIAL_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is nothing to measure.
+
+    Attributes:
+        status: `missing` is a package that is not installed; what is `refused` was so before
+            anything was computed, or by an error that says that it must not be; all else `fails`.
+        reason: in the words of the error.
+    """
+
+    status: Literal["missing", "refused", "fails"]
+    reason: str
+
+
+def failure(error: Exception, *, at_once: bool) -> Failure:
+    """What an error means.
+
+    Args:
+        error: as it was raised.
+        at_once: it was raised before the first step.
+    """
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, MissingExtraError):
+        return Failure("missing", str(error))
+    refused = at_once or isinstance(error, QuietgradError | NotImplementedError)
+    return Failure("refused" if refused else "fails", reason)
+
+
+@dataclass
+class Contender:
+    """A step that can be taken again and again.
+
+    Attributes:
+        implementation: whose step it is.
+        layout: of images and filters.
+        step: takes it.
+        steps_taken: so far.
+        fastest: seconds of the fastest of them.
+    """
+
+    implementation: Implementation
+    layout: Layout
+    step: Step
+    steps_taken: int = 0
+    fastest: float = math.inf
+
+    def seconds(self) -> float:
+        """How long the next step takes."""
+        started = time.perf_counter()
+        self.step()
+        taken = time.perf_counter() - started
+        self.steps_taken += 1
+        self.fastest = min(self.fastest, taken)
+        return taken
+
+    def warm_up(self, steps: int) -> None:
+        """Go on until so many steps were taken in all."""
+        while self.steps_taken < steps:
+            self.seconds()
+
+
+def prepared(
+    kind: Kind, implementation: Implementation, physical_per_logical: int
+) -> Contender | Failure:
+    """The implementation in the layout that is faster for it, a few steps warm."""
+    try:
+        rivals = [
+            Contender(
+                implementation,
+                layout,
+                implementation.prepare(kind.build().in_layout(layout), physical_per_logical),
+            )
+            for layout in kind.build().layouts
+        ]
+    except Exception as error:
+        return failure(error, at_once=True)
+    try:
+        return _fastest(rivals, settling(physical_per_logical))
+    except Exception as error:
+        return failure(error, at_once=False)
+
+
+def _fastest(rivals: list[Contender], settling_steps: int) -> Contender:
+    for rival in rivals:
+        rival.warm_up(settling_steps)
+    if len(rivals) == 1:
+        return rivals[0]
+    rounds = [[rival.seconds() for rival in rivals] for _ in range(_TRIAL_STEPS)]
+    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    return rivals[medians.index(min(medians))]
+
+
+Mode = Literal["hooks", "ghost"]
+
+
+def is_installed() -> bool:
+    """Whether there is an Opacus to compare with."""
+    return importlib.util.find_spec("opacus") is not None
+
+
+@dataclass(frozen=True)
+class Opacus:
+    """Its engine without Poisson sampling, so that batches have the workload's size.
+
+    Attributes:
+        mode: `hooks` makes every sample's gradient, `ghost` their norms only, with two passes.
+    """
+
+    mode: Mode
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return f"opacus-{self.mode}"
+
+    @property
+    def label(self) -> str:
+        """Its name, for people."""
+        return f"opacus {self.mode}"
+
+    def described(self) -> dict[str, str]:
+        """What it is, for JSON."""
+        return {"implementation": self.name}
+
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
+        """A few."""
+        return settling(physical_per_logical)
+
+    def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
+        """As in its documentation; the optimizer skips all but the last of the physical batches."""
+        samples = physical_per_logical * workload.batch_size
+        with warnings.catch_warnings(action="ignore"):
+            model, optimizer, *criteria = _engine().make_private(
+                module=workload.model,
+                optimizer=sgd(workload),
+                criterion=nn.CrossEntropyLoss(),
+                data_loader=DataLoader(Places(samples), batch_size=samples),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                poisson_sampling=False,
+                grad_sample_mode=self.mode,
+            )
+        loss = _mean_loss if self.mode == "hooks" else _ghost_loss(criteria[0])
+
+        def step() -> None:
+            for number in range(1, physical_per_logical + 1):
+                optimizer.signal_skip_step(do_skip=number < physical_per_logical)
+                optimizer.zero_grad()
+                predictions = workload.predict(model, *workload.inputs)
+                loss(predictions, workload.targets).backward()
+                optimizer.step()
+
+        return step
+
+
+def _engine() -> Any:
+    try:
+        from opacus import PrivacyEngine
+    except ImportError as error:
+        raise MissingExtraError("opacus", "bench") from error
+    return PrivacyEngine()
+
+
+def _mean_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(predictions, targets)
+
+
+def _ghost_loss(criterion: Any) -> Callable[[Tensor, Tensor], Any]:
+    """Losses at every position are given flat, with the shape that makes samples of them."""
+
+    def loss(predictions: Tensor, targets: Tensor) -> Any:
+        if targets.ndim == 1:
+            return criterion(predictions, targets)
+        by_position = predictions.movedim(1, -1)
+        flat = by_position.flatten(0, -2)
+        return criterion(flat, targets.flatten(), shape=by_position.shape)
+
+    return loss

@@ -1,0 +1,402 @@
+"""Where the engine is within a logical batch: what was fetched, back-propagated and stepped."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from quietgrad.engine.checkpoint import TrainingState
+from quietgrad.errors import (
+    BoundError,
+    BudgetExhaustedError,
+    EngineStateError,
+    EscapedGradientError,
+    SampleMixingError,
+    TrainableSetError,
+    UnsupportedOperationError,
+)
+from quietgrad.reduction import ClippedReducer, Sums
+from quietgrad.sampling.loader import LogicalBatch
+
+
+class Progress:
+    """Keeps the verbs in order, so that no sample is clipped twice, lost, or left for later."""
+
+    def __init__(self) -> None:
+        self._sizes: Sequence[int] | None = None
+        self._fetched = 0
+        self._propagated = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a logical batch is under way."""
+        return self._sizes is not None
+
+    def begin(self, micro_sizes: Sequence[int]) -> None:
+        """A logical batch of these physical micro-batches begins."""
+        if self.begun:
+            raise EngineStateError(
+                "a new batch was begun before step() ended the last one: call engine.step() once "
+                "after each batch of engine.batches(), or engine.discard_batch() to drop it."
+            )
+        self._sizes, self._fetched, self._propagated = tuple(micro_sizes), 0, 0
+
+    def fetch(self) -> int:
+        """The next micro-batch is handed out; its size."""
+        assert self._sizes is not None
+        self.require_none_passed_over()
+        self._fetched += 1
+        return self._sizes[self._fetched - 1]
+
+    def require_none_passed_over(self) -> None:
+        """Refuse to go on before what was handed out has been back-propagated."""
+        if self.begun and self._propagated < self._fetched:
+            raise EngineStateError(
+                "a micro-batch was passed over: engine.backward() must be called exactly once for "
+                "each, since skipping some by what they contain would not be covered by the noise. "
+                "(Batches are iterated, not unpacked: 'for batch in engine.batches()', and in it "
+                "'for x, y in batch'.)"
+            )
+
+    def require_micro_batch(self) -> int:
+        """The size of the micro-batch that is to be back-propagated now."""
+        if self._sizes is None:
+            raise EngineStateError(
+                "backward() without a batch: call it inside 'for batch in engine.batches()'."
+            )
+        if self._propagated >= self._fetched:
+            raise EngineStateError(
+                "backward() was called twice for one micro-batch, or before one was taken from "
+                "'for ... in batch': each sample may be clipped and added only once. Add several "
+                "losses of a sample up and pass their sum."
+            )
+        return self._sizes[self._fetched - 1]
+
+    def propagated(self) -> None:
+        """The current micro-batch has been added to the sum."""
+        self._propagated += 1
+
+    def require_complete(self) -> None:
+        """Refuse a step unless every sample of the batch has been added exactly once."""
+        if self._sizes is None:
+            raise EngineStateError(
+                "step() without a batch begun: take one from engine.batches() first."
+            )
+        if self._propagated < len(self._sizes):
+            raise EngineStateError(
+                f"step() after {self._propagated} of {len(self._sizes)} micro-batches: run through "
+                "all of them with engine.backward(), or call engine.discard_batch() to drop this "
+                "batch without releasing anything."
+            )
+
+    def end(self) -> None:
+        """The logical batch is over."""
+        self._sizes = None
+
+
+class ExclusiveCall:
+    """Refuses a thread while another one is inside.
+
+    Its holder may enter again: an interrupt may have kept it from leaving. That one call is not
+    made from inside another is for `BatchUnderWay` to see, which knows what was begun.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise EngineStateError(
+                "another thread is in a call of this engine: a batch is added up and released by "
+                "one thread, or it could be released twice. Nothing was done by this call."
+            )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+
+# What says that the model, or the way it is used, is not one the guarantee can be kept for. Other
+# errors are about a single call, which was refused whole and can be made again, rightly.
+VIOLATIONS = (
+    SampleMixingError,
+    UnsupportedOperationError,
+    TrainableSetError,
+    EscapedGradientError,
+    BoundError,
+)
+
+
+class ViolationLatch:
+    """Remembers the first violation, so that one that is caught and ignored ends the run too."""
+
+    def __init__(self) -> None:
+        self._first: str | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What is raised in here may be a violation."""
+        try:
+            yield
+        except VIOLATIONS as error:
+            self.note(error)
+            raise
+
+    def note(self, error: BaseException) -> None:
+        """Remember an error, if it is a violation."""
+        if isinstance(error, VIOLATIONS) and self._first is None:
+            self._first = f"{type(error).__name__}: {error}"
+
+    def require_sound(self) -> None:
+        """Refuse to go on after a violation."""
+        if self._first is not None:
+            raise EngineStateError(
+                "the engine stopped when a guard was violated, and nothing was released since. "
+                "Mend the model or the loss, call engine.detach(), and attach a new engine with "
+                f"ledger= this one's, so that both count. What was found first: {self._first}"
+            )
+
+
+class BatchAccumulator:
+    """One batch at a time, from its first micro-batch to its release, or to where it is dropped.
+
+    An interrupt may come between any two lines here. So what must not happen twice is marked as
+    begun before it begins: then a batch that was cut short can only be dropped.
+
+    Args:
+        limits: norms by group, if it is to be counted how many samples are within.
+    """
+
+    def __init__(self, limits: Callable[[], Tensor | None] = lambda: None) -> None:
+        self._limits = limits
+        self._tally: Tensor | None = None
+        self._progress = Progress()
+        self._batch: LogicalBatch | None = None
+        self._sums = Sums()
+        self._process = os.getpid()
+        self._is_adding = False
+        self._is_spent = False
+        self._nonfinite = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is one that was neither released nor dropped."""
+        return self._progress.begun
+
+    @property
+    def nonfinite_samples(self) -> int:
+        """Samples dropped so far, in all batches, for a gradient that is not finite."""
+        return self._nonfinite
+
+    def require_none(self) -> None:
+        """Refuse to begin a batch before the last one has ended."""
+        if self.is_begun:
+            self._progress.begin(())  # raises, and says what to do
+
+    def begin(self, batch: LogicalBatch) -> None:
+        """A batch begins; the one before must have ended."""
+        self.require_none()
+        self._sums = Sums()  # not cleared: a backward() that is still running may add to the others
+        self._batch, self._process = batch, os.getpid()
+        self._tally = None
+        self._is_adding = self._is_spent = False
+        self._progress.begin(batch.micro_sizes)
+
+    def micro_batches(self, require_usable: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+        """The micro-batches in order, each with its number of samples.
+
+        Args:
+            require_usable: asked before each, and at the end: what a violated guard found is the
+                better explanation of a micro-batch that was not added.
+        """
+        batch = self._batch
+        assert batch is not None
+        for content in batch:
+            require_usable()
+            yield self._progress.fetch(), content
+        if self._batch is batch:
+            require_usable()
+            # Also the end must find all of them done, or a batch that is unpacked would be lost.
+            self._progress.require_none_passed_over()
+
+    @contextmanager
+    def adding(self) -> Iterator[int]:
+        """The current micro-batch is being clipped, to be added before this ends; its size.
+
+        A loss function, or a hook in it, may call anything meanwhile, so this is marked first: what
+        it computes can be added once, and to the batch that it was begun for.
+        """
+        size = self.require_micro_batch()
+        self._is_adding = True
+        try:
+            yield size
+        finally:
+            self._is_adding = False
+
+    def require_micro_batch(self) -> int:
+        """The number of samples of the micro-batch that is to be added now."""
+        self._require_same_process()
+        if self._is_adding:
+            raise EngineStateError(
+                "backward() was called while it runs, by the loss function or by a hook: its "
+                "samples would be added twice. Call it once for each micro-batch, outside of the "
+                "function that computes the losses."
+            )
+        size = self._progress.require_micro_batch()
+        self._require_whole()
+        return size
+
+    def add(self, reduced: ClippedReducer) -> None:
+        """The clipped sums of the current micro-batch have all been added to :attr:`sums`."""
+        if not self._is_adding:
+            raise EngineStateError(
+                "the batch was dropped while backward() ran, by the loss function or by a hook: "
+                "nothing of it was added. Call engine.discard_batch() and take another."
+            )
+        self._sums.is_torn = True
+        self._nonfinite += int((~reduced.norms.isfinite()).any(1).sum())
+        self._count(reduced.norms)
+        self._progress.propagated()
+        self._sums.is_torn = False
+
+    def require_complete(self) -> LogicalBatch:
+        """The batch, once every sample in it has been added exactly once."""
+        self._require_same_process()
+        self._progress.require_complete()
+        self._require_whole()
+        assert self._batch is not None
+        return self._batch
+
+    @property
+    def sums(self) -> Sums:
+        """The clipped sums by parameter, to be added to; one that no sample used is missing."""
+        return self._sums
+
+    @property
+    def tally(self) -> Tensor | None:
+        """By group, of each sample 1/2 if its norm is within the limit, and -1/2 if not."""
+        return self._tally
+
+    def spend(self) -> None:
+        """From here on the batch counts as released: noise covers its sum once, not twice."""
+        self._is_spent = True
+
+    def drop(self) -> None:
+        """Pass over what was not loaded yet, and end."""
+        if self._batch is not None:
+            self._batch.discard()
+        self.end()
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._sums = Sums()
+        self._batch, self._is_adding = None, False
+        self._progress.end()
+
+    def _count(self, norms: Tensor) -> None:
+        limits = self._limits()
+        if limits is not None:
+            within = (norms.cpu().double() <= limits).double().sub(0.5).sum(0)
+            self._tally = within if self._tally is None else self._tally + within
+
+    def _require_same_process(self) -> None:
+        """Two processes that release one batch would draw it once and say that it was twice."""
+        if self.is_begun and os.getpid() != self._process:
+            raise EngineStateError(
+                "this batch was begun by the process that this one was forked from, which may "
+                "release it: call engine.discard_batch() here and take another."
+            )
+
+    def _require_whole(self) -> None:
+        if self._sums.is_torn or self._is_spent:
+            what = "released" if self._is_spent else "added to the sum"
+            raise EngineStateError(
+                f"the batch was interrupted while it was being {what}: going on could count "
+                "samples twice. Call engine.discard_batch() and take the next one."
+            )
+
+
+class BatchIterator:
+    """Goes through the data, batch by batch.
+
+    Args:
+        course: what moves on.
+        under_way: where each batch is added up.
+        on_batch: called before a batch is begun, and before and after each of its micro-batches;
+            may refuse to go on.
+        on_micro_batch: called with the number of samples before a micro-batch is handed out, and
+            with whether it is to be verified.
+    """
+
+    def __init__(
+        self,
+        course: TrainingState,
+        under_way: BatchAccumulator,
+        *,
+        on_batch: Callable[[], None],
+        on_micro_batch: Callable[[int, bool], None],
+    ) -> None:
+        self._course, self._under_way = course, under_way
+        self._on_batch, self._on_micro_batch = on_batch, on_micro_batch
+        self._micro_batches = 0
+
+    def look_back_on(self, micro_batches: int) -> None:
+        """Count from here: verification is then as rare as in a run that has come so far.
+
+        What is new is verified all the same when it first occurs.
+        """
+        self._micro_batches = micro_batches
+
+    def epoch(self) -> Iterator[Iterator[Any]]:
+        """The batches of a pass, or of what is left of one."""
+        course = self._course
+        begun_at, generation = course.steps_taken, course.generation
+        for batch in course.loader:
+            self._on_batch()
+            if generation != course.generation:
+                raise EngineStateError(
+                    "a state was loaded since these batches were begun: take new ones from "
+                    "engine.batches()."
+                )
+            if not self._has_room(batch, is_first=course.steps_taken == begun_at):
+                return
+            self._under_way.begin(batch)
+            yield self._micro_batches_under_way()
+
+    def _has_room(self, batch: LogicalBatch, *, is_first: bool) -> bool:
+        """Whether there may be another step.
+
+        Where an interruption lost some, an epoch may end early, so that what was trained can be
+        saved. To begin an epoch without a budget is an error.
+        """
+        budget = self._course.budget
+        try:
+            budget.require_room(self._course.steps_taken, pass_number=batch.pass_number)
+        except BudgetExhaustedError as error:
+            if is_first or not budget.lost_steps:
+                raise
+            batch.discard()
+            warnings.warn(str(error), stacklevel=3)
+            return False
+        return True
+
+    def _micro_batches_under_way(self) -> Iterator[Any]:
+        for size, content in self._under_way.micro_batches(self._on_batch):
+            self._on_micro_batch(size, self._is_verification_due())
+            yield content
+
+    def _is_verification_due(self) -> bool:
+        """Probe at micro-batches 1, 2, 4, 8, ...: early, and then ever more rarely."""
+        self._micro_batches += 1
+        return self._micro_batches & (self._micro_batches - 1) == 0

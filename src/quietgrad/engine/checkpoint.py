@@ -1,0 +1,268 @@
+"""What a checkpoint of an engine holds, and whether one fits."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from quietgrad._version import __version__
+from quietgrad.accounting.ledger import Ledger
+from quietgrad.engine.budget import Budget
+from quietgrad.engine.update import Radii
+from quietgrad.errors import EngineStateError, QuietgradError
+from quietgrad.methods.inner_outer import Momentum
+from quietgrad.sampling.loader import BatchLoader, LogicalBatch
+
+_FORMAT = 2
+_FIELDS: dict[str, Any] = {
+    "settings": Mapping,
+    "model": Mapping,
+    "optimizer": Mapping,
+    "position": Mapping,
+    "budget": Mapping,
+    "ledger": Mapping,
+    "steps_taken": object,  # compared below
+    "rng": torch.Tensor | None,
+    "radii": Sequence,
+    "momentum": Mapping | None,
+    "digest": str,
+}
+_DIGESTED = ("settings", "position", "budget", "ledger", "steps_taken", "radii")
+_BUDGET_FIELDS: dict[str, Any] = {
+    "noise_multiplier": float,
+    "recorded": object,  # compared below
+    "lost": int,
+    "is_off_plan": bool,
+    "pass_number": int | None,
+    "noise_in_pass": Sequence,
+}
+_LEDGER_FIELDS: dict[str, Any] = {"id": str, "adjacency": str, "events": Sequence}
+
+
+def stamped(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with what is needed to recognize it later, whole."""
+    return {"format": _FORMAT, "quietgrad": __version__, "digest": _digest(content), **content}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Of what the privacy of going on rests on. It finds damage; there is no secret in it."""
+    plain = json.dumps({part: state[part] for part in _DIGESTED}, sort_keys=True, default=repr)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a state that is not one, or was taken under other settings.
+
+    Args:
+        state: what is to be loaded.
+        settings: of the engine that is to load it.
+    """
+    if not isinstance(state, Mapping):
+        raise EngineStateError(
+            f"not a state: expected what engine.state_dict() returned, got {type(state).__name__}."
+        )
+    if state.get("format") != _FORMAT:
+        raise EngineStateError(
+            f"not a state this version can read: format {state.get('format')!r}, written by "
+            f"quietgrad {state.get('quietgrad', 'unknown')}; expected format {_FORMAT}."
+        )
+    _require_fields(state, _FIELDS, "the state")
+    _require_fields(state["budget"], _BUDGET_FIELDS, "its budget")
+    _require_fields(state["ledger"], _LEDGER_FIELDS, "its ledger")
+    taken, recorded = state["steps_taken"], state["budget"]["recorded"]
+    held = Ledger.from_dict(state["ledger"]).steps
+    counts = (taken, recorded, state["budget"]["lost"])
+    plain = all(type(each) is int and each >= 0 for each in counts)
+    if not plain or not taken <= recorded <= held:
+        raise EngineStateError(
+            f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in "
+            "its ledger. It was edited, or put together from two; restore a copy of it."
+        )
+    _require_same_settings(state["settings"], settings)
+    if _digest(state) != state["digest"]:
+        raise EngineStateError(
+            "the state was altered since it was saved: its digest is not that of its budget, "
+            "ledger, settings and place in the data. Restore a copy of it."
+        )
+
+
+def _require_same_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            raise EngineStateError(
+                f"the state was saved with {name}={saved.get(name)!r}, and this engine has "
+                f"{value!r}: a run is resumed as it was begun. To go on with other settings, "
+                "train a new engine with ledger= the old one's ledger; both then count."
+            )
+
+
+def require_file_of(saved: Mapping[str, Any], ledger: Ledger) -> None:
+    """Refuse to go on in memory with what was kept in a file: the file may hold more.
+
+    Args:
+        saved: a ledger, as it was saved.
+        ledger: the one to go on with.
+    """
+    if saved.get("has_file") and not ledger.has_file and saved["id"] != ledger.id:
+        raise EngineStateError(
+            "the state was saved by an engine that kept its ledger in a file, and this one has "
+            "none: steps taken after the state was saved would be forgotten. Pass ledger= that "
+            "file (or, if it is lost, a new one, knowing that such steps are not counted)."
+        )
+
+
+def _require_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    advice = "expected a whole one, as engine.state_dict() returned it; restore a copy."
+    if lacking := sorted(set(expected) - set(part)):
+        raise EngineStateError(f"{where} lacks {', '.join(lacking)}: {advice}")
+    for name, kind in expected.items():
+        value = part[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise EngineStateError(f"{where} has {type(value).__name__} for {name}: {advice}")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Whatever loading makes of a part that fits nowhere, said in terms of the state."""
+    try:
+        yield
+    except QuietgradError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise EngineStateError(
+            f"the state does not fit this engine ({type(e).__name__}: {e}): load one saved from "
+            "the same model and optimizer. The weights may be half loaded by now; the ledger "
+            "holds everything."
+        ) from e
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """The state in a file. Only plain data is read from it, never code.
+
+    Raises:
+        EngineStateError: the file holds no state, or not a whole one.
+    """
+    try:
+        state = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of torch.load
+        raise EngineStateError(
+            f"{path} cannot be read as a checkpoint: restore a copy of it. The ledger still says "
+            "what was spent."
+        ) from error
+    if not isinstance(state, dict):
+        raise EngineStateError(f"{path} is not a checkpoint of an engine.")
+    return state
+
+
+def global_rng(seed: int | None) -> torch.Tensor | None:
+    """The state that dropout draws from, for runs that are to be repeated exactly.
+
+    Noise and sampling do not come from it, and nothing they come from is ever saved.
+    """
+    return None if seed is None else torch.get_rng_state()
+
+
+def restore_global_rng(state: torch.Tensor | None, seed: int | None) -> None:
+    """Undo `global_rng`."""
+    if state is not None and seed is not None:
+        torch.set_rng_state(state)
+
+
+@dataclass
+class TrainingState:
+    """The weights, the place in the data and what was spent, which move on together.
+
+    Attributes:
+        model: the weights.
+        optimizer: what it keeps from step to step.
+        loader: the place in the data.
+        ledger: everything that was released, by others too.
+        budget: what is planned, and what was recorded of it.
+        settings: what must be the same to go on.
+        seed: with one, the generator of dropout is saved too.
+        radii: of the groups, which may move.
+        momentum: past weights and gradients, if they count.
+        steps_taken: number of updates in the weights.
+        generation: how often a state was loaded.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loader: BatchLoader
+    ledger: Ledger
+    budget: Budget
+    settings: Mapping[str, Any]
+    seed: int | None
+    radii: Radii
+    momentum: Momentum | None = None
+    steps_taken: int = 0
+    generation: int = 0
+    _last_batch: LogicalBatch | None = None
+
+    @property
+    def epochs_completed(self) -> int:
+        """Number of whole passes behind the weights."""
+        return int(self.loader.bookmark(self._last_batch)["pass"])
+
+    def advance(self, batch: LogicalBatch) -> int:
+        """The step of this batch is taken.
+
+        Returns:
+            Its number, from 0.
+        """
+        self._last_batch = batch
+        self.steps_taken += 1
+        return self.steps_taken - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything, as plain data and tensors."""
+        return stamped(
+            {
+                "settings": dict(self.settings),
+                # Copies: weights that go on changing would run ahead of the ledger beside them.
+                "model": copy.deepcopy(self.model.state_dict()),
+                "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+                "position": self.loader.bookmark(self._last_batch),
+                "budget": self.budget.state_dict(),
+                "ledger": self.ledger.to_dict(),
+                "steps_taken": self.steps_taken,
+                "rng": global_rng(self.seed),
+                "radii": [group.radius for group in self.radii.groups],
+                "momentum": None if self.momentum is None else self.momentum.state_dict(),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; what the ledger holds beyond it stays counted."""
+        require_fitting(state, self.settings)
+        self.generation += 1
+        # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
+        saved = Ledger.from_dict(state["ledger"])
+        require_file_of(state["ledger"], self.ledger)
+        same_history = not self.ledger.events or saved.id == self.ledger.id
+        lost = self.ledger.cover(saved)
+        with explained():
+            same_pass = self.loader.go_to(state["position"])
+            self.budget.load_state_dict(
+                state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
+            )
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.radii.load(state["radii"])
+            if self.momentum is not None:
+                self.momentum.load_state_dict(state["momentum"])
+            restore_global_rng(state["rng"], self.seed)
+        self.steps_taken = state["steps_taken"]
+        self._last_batch = None

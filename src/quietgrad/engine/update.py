@@ -1,0 +1,264 @@
+"""A micro-batch that does not fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quietgrad import grouping as groupings
+from quietgrad.capture import refusals
+from quietgrad.capture.session import Capture
+from quietgrad.clipping import Clipping
+from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
+from quietgrad.grouping.base import Group
+from quietgrad.methods.adaptive_radius import AdaptiveRadius
+from quietgrad.methods.inner_outer import Momentum
+from quietgrad.noise.sources import Noise
+
+
+@contextmanager
+def fitting_in_memory(samples: int) -> Iterator[None]:
+    """Say which size to try, if memory runs out in here; the micro-batch can be dropped."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not refusals.is_exhausted(error):
+            raise
+        raise MemoryExhaustedError(
+            f"{refusals.advice(samples)}. The batch cannot go on: call "
+            "engine.discard_batch() and engine.save(), and load that into an engine with the "
+            "smaller size."
+        ) from error
+
+
+# Every sample's own norm has been held to its bound when it was clipped. This is for what could go
+# wrong after that, which would not be wrong by a thousandth; adding up rounds by far less.
+_ROUNDING = 1e-3
+
+
+def require_bounded(
+    sums: Mapping[str, Tensor], groups: Sequence[Group], clipping: Clipping, samples: int
+) -> None:
+    """Refuse sums that so many clipped gradients cannot have, or that are not finite.
+
+    Args:
+        sums: clipped sums by parameter; one that no sample used is missing.
+        groups: with their radii.
+        clipping: the bound for each radius.
+        samples: how many were added.
+    """
+    present = [[sums[name] for name in group.parameters if name in sums] for group in groups]
+    norms = iter(_norms([total for totals in present for total in totals]))
+    for group, totals in zip(groups, present, strict=True):
+        rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
+        norm = sum(next(norms) ** 2 for _ in totals) ** 0.5
+        bound = samples * clipping.bound(group.radius)
+        if not norm <= bound * (1 + rounding):  # also if it is no number
+            raise BoundError(
+                f"the clipped sum of group '{group.name}' has a norm of {norm:.6g}, above the "
+                f"{bound:.6g} that {samples} samples can give it: the noise would not cover it. "
+                "Nothing was released."
+            )
+
+
+def _norms(totals: Sequence[Tensor]) -> list[float]:
+    """Of all of them at once: a device is waited for only once."""
+    if not totals:
+        return []
+    home = totals[0].device
+    norms = torch._foreach_norm(list(totals))
+    return torch.stack([norm.to(home, torch.float64) for norm in norms]).tolist()
+
+
+def require_same_parameters(trained: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+    """Refuse an optimizer that would apply a gradient that is not the engine's.
+
+    Args:
+        trained: the model's trainable parameters by name.
+        optimizer: the one that takes the step.
+    """
+    by_id = {id(parameter): name for name, parameter in trained.items()}
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    foreign = [p for key, p in held.items() if p.requires_grad and key not in by_id]
+    if foreign:
+        raise TrainableSetError(
+            f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} "
+            "that is not in the model: its gradient would be applied without noise. Register "
+            "it in the model, or take it out of the optimizer."
+        )
+    stray = [p for key, p in held.items() if key not in by_id and p.grad is not None]
+    if stray:
+        raise StrayGradientError(
+            f"the optimizer holds a frozen parameter of shape {tuple(stray[0].shape)} with a "
+            ".grad that did not come from the engine: its step would apply it without noise. "
+            "Call optimizer.zero_grad() first."
+        )
+    idle = [name for key, name in by_id.items() if key not in held]
+    if idle:
+        raise TrainableSetError(
+            f"parameter '{idle[0]}' is trainable but not in the optimizer ({len(idle)} such): "
+            "its gradient would take part in clipping for nothing. Freeze it with "
+            "requires_grad_(False), or give it to the optimizer."
+        )
+
+
+class Radii:
+    """What is clipped together, and to which norm.
+
+    Args:
+        groups: with the radii to begin with.
+        clipping: which norm a radius means.
+        adaptive: how the radii move, if they do.
+        batch_size: the expected one.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        clipping: Clipping,
+        adaptive: AdaptiveRadius | None,
+        batch_size: int,
+    ) -> None:
+        self.groups, self._clipping = tuple(groups), clipping
+        self._adaptive, self._batch_size = adaptive, batch_size
+        if adaptive is not None:
+            adaptive.require_decisive(clipping)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one sample can move the sum."""
+        return groupings.sensitivity(self.groups, self._clipping)
+
+    def limits(self) -> Tensor | None:
+        """The radii that norms are counted against, ``[M]``; None if nothing is counted."""
+        if self._adaptive is None:
+            return None
+        return torch.tensor([group.radius for group in self.groups], dtype=torch.float64)
+
+    def require_payable(self, noise_multiplier: Callable[[], float], schedule: object) -> None:
+        """Refuse counts that cost more than a whole step may."""
+        if self._adaptive is None:
+            return
+        if schedule is not None:
+            raise ValueError(
+                "an adaptive radius shares the noise of every step with a count, and noise_schedule"
+                " changes it from step to step: leave one of them out"
+            )
+        self.sum_multiplier(noise_multiplier())
+
+    def sum_multiplier(self, noise_multiplier: float) -> float:
+        """The noise multiplier of the sum, where a count shares the cost of the step."""
+        if self._adaptive is None:
+            return noise_multiplier
+        return self._adaptive.sum_multiplier(noise_multiplier, len(self.groups), self._batch_size)
+
+    def adapt(self, tally: Tensor | None, noise: Noise) -> None:
+        """Move the radii by what was counted, with noise: a part of the step that is released.
+
+        Args:
+            tally: of the batch, by group; None if it was empty.
+            noise: covers it.
+        """
+        if self._adaptive is None:
+            return
+        counts = torch.zeros(len(self.groups), dtype=torch.float64) if tally is None else tally
+        (noisy,) = noise.add([counts], self._adaptive.deviation(self._batch_size))
+        self.load(
+            [
+                self._adaptive.moved(group.radius, value, self._batch_size)
+                for group, value in zip(self.groups, noisy.tolist(), strict=True)
+            ]
+        )
+
+    def load(self, radii: Sequence[float]) -> None:
+        """Go on with these radii."""
+        pairs = zip(self.groups, radii, strict=True)
+        self.groups = tuple(replace(group, radius=radius) for group, radius in pairs)
+
+
+def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    """In the type and the layout of the parameter: fused optimizers rely on them."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+class NoisyUpdate:
+    """Lets the optimizer step with the engine's gradients, and with no others.
+
+    Args:
+        optimizer: the user's; a hook refuses steps of its own.
+        capture: knows the trainable parameters.
+        noise: what the gradients are covered with.
+        momentum: what is made of them then, if not nothing.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        capture: Capture,
+        noise: Noise,
+        momentum: Momentum | None = None,
+    ) -> None:
+        self._optimizer, self._capture, self._noise = optimizer, capture, noise
+        self._momentum = momentum
+        self._is_due = False
+        self.require_same_parameters()
+        self._guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
+
+    def require_same_parameters(self) -> None:
+        """Refuse an optimizer that holds other parameters than those that are clipped."""
+        require_same_parameters(self._parameters, self._optimizer)
+
+    def update(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: int) -> None:
+        """Add noise of this deviation to the sums, divide them, and run the optimizer.
+
+        A parameter without a sum, which no sample used, gets noise alone.
+        """
+        try:
+            self._noise.begin_step(step)
+            trained = self._parameters
+            totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
+            gradients = self._noise.add(totals, std, divisor)
+            if self._momentum is not None:
+                gradients = self._momentum.carried_on(gradients)
+                self._momentum.remember()
+            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+                parameter.grad = _like(parameter, gradient)
+            self._is_due = True
+            self._optimizer.step()
+        finally:
+            self._is_due = False
+            self.clear()
+
+    def clear(self) -> None:
+        """Leave no gradient behind, and no leave to apply one that an interrupt may have left."""
+        self._is_due = False
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def forbid(self) -> None:
+        """Take back a leave to step that an interrupt may have left."""
+        self._is_due = False
+
+    def detach(self) -> None:
+        """The optimizer is free again."""
+        self.clear()
+        self._guard.remove()
+
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return self._capture.parameters.trainable()
+
+    def _refuse_stray_step(self, *_: Any) -> None:
+        if not self._is_due:
+            raise StrayGradientError(
+                "optimizer.step() was called directly: it would apply a gradient without noise and "
+                "without a ledger entry. Call engine.step() instead."
+            )

@@ -1,0 +1,265 @@
+"""The patches of images that a convolution's kernel sees, a few samples at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quietgrad.factors.base import Cost, Factor, Stamp, form, scale_samples, vector_norm, wide
+from quietgrad.factors.outer import Outer
+
+_CHUNK_FLOATS = 1 << 20  # of patches at a time: they are read again while they are in the cache
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Patches of ``images[B, K, C, ...]``, those of the K images of a sample after each other.
+
+    Attributes:
+        images: what the kernel slides over.
+        kernel: its sizes.
+        grid: at how many positions it is put, along each dimension.
+        stride: from one position to the next.
+        padding: zeros on both sides.
+        dilation: from one entry of the kernel to the next.
+        channels_first: a patch is ``[C, *kernel]``; otherwise ``[*kernel, C]``, quicker to copy.
+    """
+
+    images: Tensor
+    kernel: Sizes
+    grid: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    channels_first: bool = False
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some samples, and their patches ``[samples, K * positions, C * kernel]``.
+
+        The patches of one chunk are overwritten by those of the next.
+        """
+        batch, per_sample, channels = self.images.shape[:3]
+        width, positions = channels * math.prod(self.kernel), math.prod(self.grid)
+        most = max(1, min(batch, _CHUNK_FLOATS // max(1, per_sample * positions * width)))
+        padded = self._padded(most * per_sample)
+        windows = self._windows(padded)
+        room = windows.new_empty(windows.shape)
+        inside = tuple(
+            slice(p, p + size) for p, size in zip(self.padding, self.images.shape[3:], strict=True)
+        )
+        for start in range(0, batch, most):
+            count = min(most, batch - start)
+            samples = slice(start, start + count)
+            used = count * per_sample
+            images = self.images[samples].flatten(0, 1).movedim(1, -1)
+            padded[(slice(used), *inside)].copy_(images)
+            room[:used].copy_(windows[:used])
+            yield samples, room[:used].view(count, per_sample * positions, width)
+
+    def _padded(self, images: int) -> Tensor:
+        """Room for so many images with channels last, zero at the borders."""
+        reach = [
+            (g - 1) * s + (k - 1) * d + 1
+            for g, s, k, d in zip(self.grid, self.stride, self.kernel, self.dilation, strict=True)
+        ]
+        sides = [
+            max(need, size + 2 * p)
+            for need, size, p in zip(reach, self.images.shape[3:], self.padding, strict=True)
+        ]
+        return self.images.new_zeros(images, *sides, self.images.shape[2])
+
+    def _windows(self, padded: Tensor) -> Tensor:
+        """The patches as a view: ``[N, *grid, *kernel, C]`` or ``[N, *grid, C, *kernel]``."""
+        first, *spatial, last = padded.stride()
+        steps = [stride * s for stride, s in zip(spatial, self.stride, strict=True)]
+        taps = [stride * d for stride, d in zip(spatial, self.dilation, strict=True)]
+        channels = padded.shape[-1]
+        if self.channels_first:
+            size = (padded.shape[0], *self.grid, channels, *self.kernel)
+            return padded.as_strided(size, (first, *steps, last, *taps))
+        size = (padded.shape[0], *self.grid, *self.kernel, channels)
+        return padded.as_strided(size, (first, *steps, *taps, last))
+
+
+def laid_out_last(images: Tensor) -> bool:
+    """Whether the channels of ``images[N, C, ...]`` are next to each other in memory."""
+    return images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Stride, padding and so on of a convolution over any number of spatial dimensions."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+
+class Conv(Factor):
+    """Kernel gradients of ``inputs[B, K, C, ...]`` and output gradients ``grads[B, K, O, ...]``.
+
+    K images belong to each sample. There are two ways to materialize: folding the batch into the
+    convolution's groups, so that one ordinary weight-gradient kernel gives all samples' gradients
+    at once; and products with the patches under the kernel, a few samples at a time.
+    """
+
+    def __init__(
+        self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry
+    ) -> None:
+        self.inputs, self.grads = wide(inputs), wide(grads)
+        self.batch, self.images = inputs.shape[:2]
+        self.shape, self.geometry = shape, geometry
+        self._stamp = Stamp(self.inputs, self.grads)
+
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
+
+    def sq_norm(self) -> Tensor:
+        parts = [
+            Outer(rows.mT, cols, self.geometry.groups).sq_norm() for rows, cols in self._products()
+        ]
+        return torch.cat(parts) if parts else self.grads.new_zeros(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        grads = scale_samples(self.grads, weights).flatten(0, 1)
+        inputs = self.inputs.flatten(0, 1)
+        return _weight_gradient(inputs, grads, self.shape, self.geometry, self.geometry.groups)
+
+    def materialize(self) -> Tensor:
+        return next(iter(self.materializers().values()))()
+
+    def materializers(self) -> dict[str, Callable[[], Tensor]]:
+        if self.geometry.groups > 1:
+            return {"grouped": self._by_groups}
+        ways = {"grouped": self._by_groups, "patches": self._by_patches}
+        return dict(reversed(ways.items())) if laid_out_last(self.inputs.flatten(0, 1)) else ways
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def signature(self) -> Hashable:
+        return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
+
+    def select(self, samples: slice | Tensor) -> Conv:
+        return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
+
+    def concatenated(self, *others: Conv) -> Conv:
+        """Several uses of one kernel are one use on more images."""
+        if not others:
+            return self
+        inputs = torch.cat([self.inputs, *(other.inputs for other in others)], 1)
+        grads = torch.cat([self.grads, *(other.grads for other in others)], 1)
+        return Conv(inputs, grads, self.shape, self.geometry)
+
+    def magnitude(self) -> Tensor:
+        # No patch is longer than the whole image.
+        return _length(self.inputs) * _length(self.grads)
+
+    def sq_norm_cost(self) -> Cost:
+        positions = float(self.images * math.prod(self._grid()))
+        groups, height = self.geometry.groups, self.shape[0]
+        width = self.shape.numel() / height
+        gram = self.batch * groups * positions**2
+        columns = self.batch * positions * groups * width
+        return Cost(2.0 * gram * (height / groups + width), 2.0 * gram + columns)
+
+    def materialize_cost(self) -> Cost:
+        size = float(self.batch * self.shape.numel())
+        return Cost(2.0 * self.images * math.prod(self._grid()) * size, size)
+
+    def _by_groups(self) -> Tensor:
+        shape = torch.Size((self.batch * self.shape[0], *self.shape[1:]))
+        inputs, grads = (t.transpose(0, 1).flatten(1, 2) for t in (self.inputs, self.grads))
+        groups = self.batch * self.geometry.groups
+        stacked = _weight_gradient(inputs, grads, shape, self.geometry, groups)
+        return stacked.view(self.batch, *self.shape)
+
+    def _by_patches(self) -> Tensor:
+        height, width, *kernel = self.shape
+        out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
+        start = 0
+        for rows, cols in self._products():
+            torch.bmm(rows, cols, out=out[start : start + len(rows)])
+            start += len(rows)
+        return out.view(self.batch, height, *kernel, width).movedim(-1, 2)
+
+    def _products(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few samples at a time: the gradients are the products of rows and columns.
+
+        Rows are those of the map on which the kernel slides; columns are the patches of the other
+        map, with channels last, or first where they fall into groups.
+        """
+        small, large = self.grads, self.inputs
+        if self.geometry.transposed:
+            small, large = large, small
+        patches = Patches(
+            large,
+            tuple(self.shape[2:]),
+            tuple(self._grid()),
+            self.geometry.stride,
+            self.geometry.padding,
+            self.geometry.dilation,
+            channels_first=self.geometry.groups > 1,
+        )
+        for samples, cols in patches.chunks():
+            yield _rows(small[samples]), cols
+
+    def _grid(self) -> torch.Size:
+        """Spatial size of the map on which the kernel slides: one outer product per position."""
+        return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """``[B, K, C, ...]`` as ``[B, C, K * positions]``, copied only if it must be."""
+    last = maps.movedim(2, -1)
+    if last.flatten(2, -2).is_contiguous():
+        return last.reshape(len(maps), -1, maps.shape[2]).mT
+    return maps.transpose(1, 2).flatten(2)
+
+
+def _length(images: Tensor) -> Tensor:
+    return vector_norm(images.flatten(1), dim=1)
+
+
+def _weight_gradient(
+    inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry, groups: int
+) -> Tensor:
+    inputs, grads = _plainly_laid_out(inputs), _plainly_laid_out(grads)
+    weight = inputs.new_empty(1).expand(shape)  # only its shape is read
+    gradient: Tensor
+    _, gradient, _ = torch.ops.aten.convolution_backward(
+        grads,
+        inputs,
+        weight,
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding,
+        groups,
+        (False, True, False),
+    )
+    return gradient
+
+
+def _plainly_laid_out(images: Tensor) -> Tensor:
+    """The same memory with ordinary strides: those of dimensions of size one may be anything."""
+    if not images.is_contiguous():
+        return images
+    strides = torch.empty(images.shape, device="meta").stride()
+    return images if images.stride() == strides else images.as_strided(images.shape, strides)

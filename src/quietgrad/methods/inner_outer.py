@@ -1,0 +1,279 @@
+"""Options of inner-outer momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad import clipping as clippings
+from quietgrad._checks import require_choice, require_count, require_rate
+from quietgrad.capture.tape import Sink
+from quietgrad.clipping import Clipping
+from quietgrad.errors import ChangedGradientError
+from quietgrad.factors.base import Factor
+from quietgrad.factors.combined import combine
+from quietgrad.functional import per_sample_grads
+
+
+@dataclass(frozen=True)
+class InnerOuter:
+    """Inner-outer momentum: Algorithm 2 of "... via Clipping Bias Reduction" (Xiao et al. 2023).
+
+    What is clipped is not a sample's gradient but its inner momentum (eq. 13), the sum of that
+    sample's gradients at the current and at past weights; it is clipped once, so the sensitivity
+    stays what it was. After the noise, outer momentum (eq. 14) carries what was released before,
+    which costs no privacy. A step costs as much as one without for each of the weights.
+
+    The paper leaves three things open; what its equations say is the default of each.
+
+    Args:
+        length: K0 of the paper; 0 for no inner momentum.
+        inner: gamma0, the weight of the gradient one step back; of two steps back its square.
+        outer: gamma1; None for no outer momentum.
+        length_counts: ``"past"``: the sum has K0 + 1 terms, as in eq. 13; ``"all"``: K0, as in the
+            text.
+        outer_means: ``"forgotten"``: 1 - gamma1 of the last momentum is carried on, as in eq. 14;
+            ``"carried"``: gamma1 of it, as optimizers do.
+        start: before there are K0 past weights, ``"available"``: only those that there are;
+            ``"repeat"``: the first weights stand for the missing ones.
+    """
+
+    length: int = 2
+    inner: float = 0.08
+    outer: float | None = 0.9
+    length_counts: Literal["past", "all"] = "past"
+    outer_means: Literal["forgotten", "carried"] = "forgotten"
+    start: Literal["available", "repeat"] = "available"
+
+    def __post_init__(self) -> None:
+        require_choice("length_counts", self.length_counts, ("past", "all"))
+        require_choice("outer_means", self.outer_means, ("forgotten", "carried"))
+        require_choice("start", self.start, ("available", "repeat"))
+        require_count("length", self.length, at_least=0 if self.length_counts == "past" else 1)
+        _require_weight("inner", self.inner, "of the gradient one step back")
+        if self.outer is not None:
+            self._require_outer(self.outer)
+
+    @property
+    def past(self) -> int:
+        """How many past weights are kept."""
+        return self.length if self.length_counts == "past" else self.length - 1
+
+    @property
+    def carried(self) -> float:
+        """How much of the last outer momentum goes on."""
+        if self.outer is None:
+            return 0.0
+        return 1 - self.outer if self.outer_means == "forgotten" else self.outer
+
+    def _require_outer(self, outer: float) -> None:
+        if self.outer_means == "forgotten":
+            _require_weight("outer", outer, "the share of the momentum that is forgotten")
+        elif isinstance(outer, bool) or not (isinstance(outer, int | float) and 0 <= outer < 1):
+            raise ValueError(
+                f"outer={outer!r}: expected a number in [0, 1), the share of the momentum that is "
+                "carried on (outer_means='carried')"
+            )
+
+
+def _require_weight(name: str, value: object, meaning: str) -> None:
+    try:
+        require_rate(name, value)
+    except ValueError:
+        raise ValueError(
+            f"{name}={value!r} is not valid: expected a weight in (0, 1], {meaning}"
+        ) from None
+
+
+Weights = Mapping[str, Tensor]
+
+
+class Momentum:
+    """Keeps the last weights, goes back to them, and adds up what is released.
+
+    All of it is public: weights that were released, and sums that noise covers.
+
+    Args:
+        options: how much of what.
+        trained: the parameters as they are now, by name.
+    """
+
+    def __init__(
+        self, options: InnerOuter, trained: Callable[[], Mapping[str, nn.Parameter]]
+    ) -> None:
+        self._options, self._trained = options, trained
+        self._past: list[dict[str, Tensor]] = []  # the latest first
+        self._outer: list[Tensor] | None = None
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether losses have to be computed more than once."""
+        return self._options.past > 0
+
+    def past_visits(self) -> list[tuple[float, Weights]]:
+        """Past weights, the oldest first, and how much their gradients count."""
+        powers = [self._options.inner**age for age in range(1, self._options.past + 1)]
+        visits: list[tuple[float, Weights]] = list(zip(powers, self._past, strict=False))
+        if self._options.start == "repeat" and visits:
+            missing = sum(powers[len(visits) :])
+            power, oldest = visits.pop()
+            visits.append((power + missing, oldest))
+        return visits[::-1]
+
+    def present_weight(self) -> float:
+        """How much the gradients at the current weights count."""
+        if self._options.start == "repeat" and not self._past:
+            return sum(self._options.inner**age for age in range(self._options.past + 1))
+        return 1.0
+
+    @contextmanager
+    def at(self, weights: Weights) -> Iterator[None]:
+        """The model has these weights meanwhile; no number is copied."""
+        trained = self._trained()
+        present = {name: parameter.data for name, parameter in trained.items()}
+        try:
+            for name, parameter in trained.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in trained.items():
+                parameter.data = present[name]
+
+    def remember(self) -> None:
+        """Keep the current weights: they are about to change."""
+        if not self._options.past:
+            return
+        full = len(self._past) == self._options.past
+        room = self._past.pop() if full else self._room()
+        for name, parameter in self._trained().items():
+            room[name].copy_(parameter.detach())
+        self._past.insert(0, room)
+
+    def carried_on(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The released gradients with what is carried on of those before (eq. 14)."""
+        carried = self._options.carried
+        if not carried:
+            return list(gradients)
+        if self._outer is None:
+            self._outer = [gradient.clone() for gradient in gradients]
+        else:
+            for momentum, gradient in zip(self._outer, gradients, strict=True):
+                momentum.mul_(carried).add_(gradient)
+        return [momentum.clone() for momentum in self._outer]  # optimizers may write to theirs
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy, as plain data and tensors."""
+        return {
+            "past": [{name: t.clone() for name, t in weights.items()} for weights in self._past],
+            "outer": None if self._outer is None else [t.clone() for t in self._outer],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        if len(state["past"]) > self._options.past:
+            raise ValueError(f"{len(state['past'])} past weights, not up to {self._options.past}")
+        rooms = [self._room() for _ in state["past"]]
+        for room, weights in zip(rooms, state["past"], strict=True):
+            if set(room) != set(weights):
+                raise ValueError("past weights of other parameters")
+            if not all(bool(torch.isfinite(values).all()) for values in weights.values()):
+                raise ValueError("past weights that are not finite")
+            for name, values in weights.items():
+                room[name].copy_(values)
+        outer = state["outer"]
+        if outer is not None:
+            shapes = [parameter.shape for parameter in self._trained().values()]
+            if [values.shape for values in outer] != shapes:
+                raise ValueError("outer momentum of other parameters")
+            outer = [values.clone() for values in outer]
+        self._past, self._outer = rooms, outer
+
+    def _room(self) -> dict[str, Tensor]:
+        return {n: torch.empty_like(p, requires_grad=False) for n, p in self._trained().items()}
+
+
+class PastFactors:
+    """A sink that holds what backward passes at past weights bring."""
+
+    def __init__(self) -> None:
+        self.factors: dict[str, list[Factor]] = {}
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """Hold a parameter's factor."""
+        self.factors.setdefault(name, []).append(factor)
+
+
+class FactorMerger:
+    """A sink for the last pass, which hands on each parameter's factors as one.
+
+    Nothing is materialized for it: factors of one kind become one factor with more positions.
+
+    Args:
+        earlier: of the passes before.
+        sink: where to.
+    """
+
+    def __init__(self, earlier: PastFactors, sink: Sink) -> None:
+        self._earlier, self._sink = earlier.factors, sink
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """The last of a parameter's factors."""
+        self._sink.parameter_done(name, combine([*self._unchanged(name), factor]))
+
+    def finish(self) -> None:
+        """Hand on parameters that were used at past weights only."""
+        for name in list(self._earlier):
+            self._sink.parameter_done(name, combine(self._unchanged(name)))
+
+    def _unchanged(self, name: str) -> list[Factor]:
+        factors = self._earlier.pop(name, [])
+        if any(factor.changed() for factor in factors):
+            raise ChangedGradientError(name)
+        return factors
+
+
+class PerSampleMomenta:
+    """An exponential average of the gradients of every single sample, kept for all of them.
+
+    For small models and data, to compare with: memory grows with samples times parameters, every
+    sample takes part in every step, and there is neither noise nor a ledger. Not private.
+
+    Args:
+        model: any module.
+        closure: computes the losses of all samples, in the same order each time.
+        gamma: the weight of the latest gradient; of the average before it, the rest.
+        clipping: what each momentum is clipped by; the paper normalizes it.
+        radius: to which norm.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        closure: Callable[[], Tensor],
+        gamma: float,
+        *,
+        clipping: str | Clipping = "auto-v",
+        radius: float = 1.0,
+    ) -> None:
+        self._model, self._closure = model, closure
+        self._gamma = require_rate("gamma", gamma)
+        self._clipping, self._radius = clippings.resolve(clipping), radius
+        self._momenta = per_sample_grads(model, closure)
+
+    def clipped_sum(self) -> dict[str, Tensor]:
+        """The sum of the clipped momenta by parameter (line 4)."""
+        flat = torch.cat([rows.flatten(1) for rows in self._momenta.values()], 1)
+        weights = self._clipping.weights(flat.norm(dim=1), self._radius)
+        return {
+            name: torch.einsum("b,b...->...", weights, rows) for name, rows in self._momenta.items()
+        }
+
+    def update(self) -> None:
+        """Average in the gradients at the weights as they are now (line 7)."""
+        for name, rows in per_sample_grads(self._model, self._closure).items():
+            self._momenta[name].mul_(1 - self._gamma).add_(rows, alpha=self._gamma)

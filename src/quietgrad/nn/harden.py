@@ -1,0 +1,331 @@
+"""What was changed in a model, in words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from quietgrad._checks import require_choice, require_count
+from quietgrad.errors import SampleMixingError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, or one that was asked for and could not be made.
+
+    Attributes:
+        path: of the module in the model that was given; empty for the model itself.
+        was: what it was.
+        now: what it is.
+        left_because: why it is what it was, although a change was asked for.
+    """
+
+    path: str
+    was: str
+    now: str
+    left_because: str = ""
+
+    @property
+    def made(self) -> bool:
+        """Whether anything was changed."""
+        return not self.left_because
+
+    def __str__(self) -> str:
+        place = self.path or "the model itself"
+        if self.made:
+            return f"{place}: {self.was} -> {self.now}"
+        return f"{place}: {self.was} left as it is: {self.left_because}"
+
+
+@dataclass(frozen=True)
+class Hardened:
+    """A changed copy of a model, and what was changed in it.
+
+    Attributes:
+        model: the copy.
+        changes: in the order in which they were made; empty if nothing had to be.
+    """
+
+    model: nn.Module
+    changes: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        kind = type(self.model).__name__
+        if not self.changes:
+            return f"{kind}: nothing changed"
+        made = sum(change.made for change in self.changes)
+        left = len(self.changes) - made
+        counts = f"{made} changed" + (f", {left} left as they were" if left else "")
+        return "\n".join([f"{kind}: {counts}", *(f"  {change}" for change in self.changes)])
+
+
+Replace = Callable[[str, nn.Module], nn.Module | None]
+"""What shall be in the place of a module of this path; None if it stays."""
+
+
+def replaced(model: nn.Module, replace: Replace) -> tuple[nn.Module, list[Change]]:
+    """The model with some of its modules replaced, in place, and what was replaced.
+
+    A module that is used in several places is replaced by one, too.
+    """
+    changes: list[Change] = []
+    instead: dict[nn.Module, nn.Module] = {}
+    for path, module in model.named_modules():
+        new = replace(path, module)
+        if new is not None:
+            instead[module] = new.train(module.training)
+            changes.append(Change(path, described(module), described(new)))
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # named_children leaves out second names
+            if child in instead:
+                parent._modules[name] = instead[child]
+    return instead.get(model, model), changes
+
+
+def described(module: nn.Module) -> str:
+    """What kind of layer it is, in short."""
+    if isinstance(module, _BatchNorm):
+        return f"{type(module).__name__}({module.num_features} channels)"
+    if isinstance(module, nn.GroupNorm):
+        groups = f"{module.num_groups} group{'s' if module.num_groups > 1 else ''}"
+        return f"GroupNorm({groups}, {module.num_channels} channels)"
+    return repr(module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else runs when the module does, which a replacement would not know."""
+    return any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    )
+
+
+_RECTIFIERS = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU),
+    *(nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
+)
+_ELSEWHERE = "its place is fixed by the code that calls it, not by a Sequential"
+_ALONE = "it does not stand between a convolution or linear layer and an activation"
+
+
+def is_rectifier(module: nn.Module) -> bool:
+    """Whether it is an activation of the kind of ReLU: no gate, no squashing, no parameters."""
+    return type(module) in _RECTIFIERS
+
+
+def activations_first(model: nn.Module) -> list[Change]:
+    """Swap each normalization with the activation behind it, in place; tell of those left."""
+    changes: list[Change] = []
+    settled: set[nn.Module] = set()  # moved, or in the right place
+    seen: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        if _runs_in_order(module):
+            assert isinstance(module, nn.Sequential)
+            settled |= _behind_activations(module)
+            changes += _swaps(path, module, settled)
+            seen |= set(module)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.GroupNorm) and module not in settled:
+            what = described(module)
+            changes.append(Change(path, what, what, _ALONE if module in seen else _ELSEWHERE))
+    return changes
+
+
+def _runs_in_order(module: nn.Module) -> bool:
+    """Whether it is a Sequential without code of its own."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _behind_activations(sequence: nn.Sequential) -> set[nn.Module]:
+    layers = list(sequence)
+    return {
+        norm
+        for activation, norm in pairwise(layers)
+        if isinstance(norm, nn.GroupNorm) and _is_activation(activation)
+    }
+
+
+def _swaps(path: str, sequence: nn.Sequential, settled: set[nn.Module]) -> list[Change]:
+    names = list(sequence._modules)
+    layers = list(sequence)
+    changes: list[Change] = []
+    for place in range(len(layers) - 2):
+        before, norm, activation = layers[place : place + 3]
+        if not (
+            isinstance(before, _ConvNd | nn.Linear)
+            and isinstance(norm, nn.GroupNorm)
+            and _is_activation(activation)
+        ):
+            continue
+        was = _in_words(norm, activation)
+        layers[place + 1 : place + 3] = activation, norm
+        if not all(name.isdigit() for name in names):  # numbers are places, other names are not
+            names[place + 1 : place + 3] = reversed(names[place + 1 : place + 3])
+        changes.append(Change(path, was, _in_words(activation, norm)))
+        settled.add(norm)
+    if changes:
+        sequence._modules.clear()
+        sequence._modules.update(zip(names, layers, strict=True))
+    return changes
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return is_rectifier(module) or isinstance(module, nn.Tanh | nn.Hardtanh | nn.PReLU)
+
+
+def _in_words(*layers: nn.Module) -> str:
+    return ", ".join(map(described, layers))
+
+
+_MOST_GROUPS = 32
+_LEAST_CHANNELS = 4  # in a group: one alone, on a map of one pixel, would be normalized to zero
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def harden(
+    model: nn.Module,
+    *,
+    normalization: Literal["group"] = "group",
+    groups: int | None = None,
+    order: Literal["activation-first"] | None = None,
+    activation: Callable[[], nn.Module] | None = None,
+) -> Hardened:
+    """A copy of a network with GroupNorm for BatchNorm, and what was changed in it.
+
+    Scales and shifts are carried over; statistics of the data, which BatchNorm keeps, are not, and
+    a trained network has to be trained on. What ``forward`` calls as a function (``F.relu``,
+    ``F.batch_norm``), and modules in a plain list, which are no part of the model for torch either,
+    are not seen: `quietgrad.check` says whether the result is fit.
+
+    Args:
+        model: any network; it is left as it was.
+        normalization: what takes the place of BatchNorm.
+        groups: of channels that are normalized together, for all layers alike. By default as many
+            as divide the channels into groups of four or more, up to 32 (4 for 16 channels, 16 for
+            64, 32 from 128 on); one for BatchNorm1d, and for fewer than 8 channels. Sizes of maps
+            are not known here: as many groups as channels leave nothing of a map of one pixel (all
+            samples get the same output), and very small maps want few groups.
+        order: ``activation-first`` moves the normalization behind the activation where both follow
+            a convolution or linear layer in a Sequential (Xiao et al. 2023). Where they do not,
+            the list of changes says so.
+        activation: makes what takes the place of ReLU and its kind, such as ``nn.ELU``. Gates and
+            squashing functions (sigmoid, tanh) stay.
+
+    Returns:
+        The copy and the list of changes; print it to read them.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_choice("normalization", normalization, ("group",))
+    require_choice("order", order, (None, "activation-first"))
+    if groups is not None:
+        require_count("groups", groups, at_least=1)
+    if activation is not None:
+        _require_makes_module(activation)
+    for path, module in model.named_modules():
+        _require_replaceable(path, module)
+    hardened, changes = replaced(copy.deepcopy(model), partial(_group_norm, groups))
+    if activation is not None:
+        hardened, more = replaced(hardened, partial(_activation, activation))
+        changes += more or _none_found(hardened)
+    if order is not None:
+        changes += activations_first(hardened)
+    return Hardened(hardened, tuple(changes))
+
+
+def _group_norm(groups: int | None, path: str, module: nn.Module) -> nn.GroupNorm | None:
+    if not isinstance(module, _BatchNorm):
+        return None
+    channels = module.num_features
+    if groups is not None and channels % groups:
+        raise ValueError(
+            f"groups={groups} is not valid: it does not divide the {channels} channels of "
+            f"{_named(path, module)}. Pass a divisor of the channels of every layer, or none"
+        )
+    count = groups or _default_groups(module)
+    norm = nn.GroupNorm(count, channels, eps=module.eps, affine=False)
+    norm.affine = module.affine
+    norm.weight, norm.bias = module.weight, module.bias  # themselves, so that what is tied stays so
+    return norm
+
+
+def _default_groups(module: _BatchNorm) -> int:
+    if isinstance(module, nn.BatchNorm1d):
+        return 1
+    most = max(1, min(_MOST_GROUPS, module.num_features // _LEAST_CHANNELS))
+    return next(count for count in range(most, 0, -1) if module.num_features % count == 0)
+
+
+def _activation(make: Callable[[], nn.Module], path: str, module: nn.Module) -> nn.Module | None:
+    if not is_rectifier(module):
+        return None
+    if has_hooks(module):
+        raise ValueError(f"{_named(path, module)} has hooks, which no other activation would run")
+    new = make()
+    return None if repr(new) == repr(module) else new
+
+
+def _none_found(model: nn.Module) -> list[Change]:
+    """Asked for, and not done: said, unless the model has the activation already."""
+    if any(map(is_rectifier, model.modules())):
+        return []
+    return [Change("", "activations", "activations", "none of the kind of ReLU is a module")]
+
+
+def _require_makes_module(activation: Callable[[], nn.Module]) -> None:
+    made = isinstance(activation, nn.Module) or not callable(activation)
+    if made or not isinstance(activation(), nn.Module):
+        raise TypeError(
+            f"activation={activation!r} is not valid: expected a class such as nn.ELU, or a "
+            "function without arguments that makes a module"
+        )
+
+
+def _require_replaceable(path: str, module: nn.Module) -> None:
+    """Complain, by name, about a normalization over the batch that cannot be replaced."""
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        raise _refusal(path, module, "keeps running statistics of the data: make it without them")
+    if not isinstance(module, _BatchNorm):
+        return
+    if isinstance(module, nn.SyncBatchNorm):
+        raise _refusal(
+            path,
+            module,
+            "normalizes over several processes: harden the model before its BatchNorm is converted",
+        )
+    if isinstance(module, _LazyNormBase) or not module.num_features:
+        raise _refusal(
+            path, module, "does not know its channels yet: run a batch through the model first"
+        )
+    if type(module) not in _BATCH_NORMS:
+        raise _refusal(
+            path,
+            module,
+            "is a class of its own that may do more than BatchNorm: put a GroupNorm in its place "
+            "yourself",
+        )
+    if "forward" in vars(module):
+        raise _refusal(path, module, "has a forward of its own, which would be lost: remove it")
+    if has_hooks(module):
+        raise _refusal(path, module, "has hooks, which no GroupNorm would run: remove them")
+
+
+def _refusal(path: str, module: nn.Module, why: str) -> SampleMixingError:
+    return SampleMixingError(f"{_named(path, module)} {why}")
+
+
+def _named(path: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} '{path}'" if path else f"the model ({type(module).__name__})"

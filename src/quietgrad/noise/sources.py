@@ -1,0 +1,310 @@
+"""What every source of noise keeps to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quietgrad._checks import require_positive, unknown_name
+from quietgrad.keystream import BLOCK_BYTES, Words, derived_key, fresh_key
+from quietgrad.noise.gaussian import Gaussians, SingleGaussians
+
+_RELEASED_AS = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    # Half precision would round the noise to a few thousand values, and the tail away.
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+_LARGEST = 2.0**100  # a tail of ten deviations stays far from what float32 can hold
+_SMALLEST = 2.0**-100
+
+
+class Noise(Protocol):
+    """A source of Gaussian noise.
+
+    It neither reads nor moves the global generators of torch and numpy, and never gives the same
+    noise twice: what it draws with is made anew for every call of ``add`` and kept nowhere, so
+    there is nothing to save, to log, to copy or to inherit by a fork.
+    """
+
+    @property
+    def description(self) -> str:
+        """Says in a report where the noise came from."""
+
+    def begin_step(self, step: int) -> None:
+        """With a seed, the noise of a step depends on its number only, so that it can be resumed.
+
+        Without one nothing changes.
+        """
+
+    def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
+        """The totals with independent noise of standard deviation ``std`` in every entry.
+
+        Both are divided, which costs nothing while they are in the cache. The totals are used up:
+        their memory may hold the result. It is float64 for a float64 total and float32 for float32
+        and the half types: round to a half type after, not before.
+        """
+
+
+def released_dtype(total: Tensor) -> torch.dtype:
+    """What a total is released as; TypeError if there can be no noise for it."""
+    if total.dtype not in _RELEASED_AS:
+        expected = ", ".join(str(dtype) for dtype in _RELEASED_AS)
+        raise TypeError(f"no noise for a tensor of {total.dtype}: expected one of {expected}")
+    return _RELEASED_AS[total.dtype]
+
+
+def checked_std(std: float) -> float:
+    """A scale that protects, and whose noise neither overflows nor vanishes in float32."""
+    require_positive("std", std)
+    if not _SMALLEST <= std <= _LARGEST:
+        raise ValueError(
+            f"std={std:g} is outside of what float32 holds with a margin: expected 2^-100 to 2^100."
+            " Choose a radius nearer to 1"
+        )
+    return float(std)
+
+
+def require_apart(totals: Sequence[Tensor]) -> None:
+    """Refuse totals that begin at the same memory: they would get the same noise."""
+    places = [total.data_ptr() for total in totals if total.numel()]
+    if len(set(places)) < len(places):
+        raise ValueError(
+            "two totals share their memory, and would be released with the same noise: pass copies"
+        )
+
+
+def checked_divisor(divisor: float) -> float:
+    """What sums are divided by: a positive number."""
+    return float(require_positive("divisor", divisor))
+
+
+def grid_of(std: float, bits: int) -> float:
+    """The largest power of two that is at most ``std * 2**-bits``."""
+    return float(math.ldexp(1.0, math.frexp(std)[1] - 1 - bits))
+
+
+class CallKeys:
+    """Makes a key whenever one is asked for, and keeps none.
+
+    Args:
+        purpose: keeps the keys of one source apart from those of others.
+        seed: makes them reproducible: those of a step then depend on its number only.
+    """
+
+    def __init__(self, purpose: str, seed: int | None) -> None:
+        self._purpose, self._seed = purpose, seed
+        self._step = self._calls = 0
+
+    def begin_step(self, step: int) -> None:
+        """From here on the keys are those of this step."""
+        self._step, self._calls = step, 0
+
+    def next(self) -> bytes:
+        """A key that was never given before, or once more the same if a step is repeated."""
+        if self._seed is None:
+            return fresh_key()
+        self._calls += 1
+        return derived_key(self._seed, self._purpose, self._step, self._calls)
+
+
+# Entries at a time: small enough for the cache, large enough for torch to use all its threads.
+CHUNK = 1 << 18
+
+
+class Piece(NamedTuple):
+    """A run of entries, flat: where they come from and where they go to."""
+
+    total: Tensor
+    noisy: Tensor
+
+
+def room_for(total: Tensor) -> Tensor:
+    """Where to release a total: in its own memory if that will do."""
+    dtype = released_dtype(total)
+    if total.device.type == "cpu" and total.dtype == dtype and total.is_contiguous():
+        return total
+    return torch.empty(total.shape, dtype=dtype)
+
+
+def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
+    """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
+    pieces = map(Piece, (t.cpu().reshape(-1) for t in totals), (room.view(-1) for room in rooms))
+    return list(_packed(pieces))
+
+
+def joined(chunk: Sequence[Piece]) -> Tensor:
+    """All totals of a chunk, one after the other; to be read, not written."""
+    return chunk[0].total if len(chunk) == 1 else torch.cat([piece.total for piece in chunk])
+
+
+def write(values: Tensor, chunk: Sequence[Piece]) -> None:
+    """Put the values of a chunk where they belong."""
+    sizes = [len(piece.noisy) for piece in chunk]
+    for piece, part in zip(chunk, values.split(sizes), strict=True):
+        piece.noisy.copy_(part)
+
+
+def _packed(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    chunk: list[Piece] = []
+    room = CHUNK
+    for piece in pieces:
+        for part in _cut(piece, room):
+            chunk.append(part)
+            room -= len(part.total)
+            if not room:
+                yield chunk
+                chunk, room = [], CHUNK
+    if chunk:
+        yield chunk
+
+
+def _cut(piece: Piece, room: int) -> Iterator[Piece]:
+    """The first part as large as there is room, the others as large as a chunk."""
+    size = len(piece.total)
+    if size <= room:
+        yield piece
+        return
+    ends = [*range(room, size, CHUNK), size]
+    for start, end in pairwise([0, *ends]):
+        yield Piece(piece.total[start:end], piece.noisy[start:end])
+
+
+_FAST_BLOCKS = CHUNK * 4 // BLOCK_BYTES
+
+
+class FastNoise:
+    """Gaussian noise of single precision, drawn where the total is.
+
+    On a CPU the bits are cryptographic, but a float has few digits: the tail ends at 6.6 standard
+    deviations, and sums are released as floats come, whose last bits may tell of the total. On
+    other devices it is torch's generator, and who sees enough of its noise could tell the rest.
+
+    Args:
+        seed: makes the noise reproducible. For tests and for comparing runs only.
+    """
+
+    description = "fast (NOT cryptographic)"
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._keys = CallKeys("fast noise", seed)
+
+    def begin_step(self, step: int) -> None:
+        """With a seed, the noise of a step depends on its number only."""
+        self._keys.begin_step(step)
+
+    def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
+        """The totals with noise, as floats come, divided."""
+        std, divisor = checked_std(std), checked_divisor(divisor)
+        require_apart(totals)
+        here = [total for total in totals if total.device.type == "cpu"]
+        rooms = [room_for(total) for total in here]
+        _add_noise_fast(chunks_of(here, rooms), self._keys.next(), std, divisor)
+        released = iter(rooms)
+        return [
+            next(released) if t.device.type == "cpu" else self._on_device(t, std, divisor)
+            for t in totals
+        ]
+
+    def _on_device(self, total: Tensor, std: float, divisor: float) -> Tensor:
+        seed = int.from_bytes(self._keys.next()[:8], signed=True)
+        noise = torch.empty(total.shape, dtype=released_dtype(total), device=total.device)
+        noise.normal_(generator=torch.Generator(total.device).manual_seed(seed))
+        return noise.mul_(std).add_(total).div_(divisor)
+
+
+def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
+    """Every chunk with the bits of its own place in the key's stream."""
+    sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
+    room = max((size + size % 2 for size in sizes), default=0)
+    words, gaussians = Words(room // 2), SingleGaussians(room)
+    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
+        total = joined(chunk)
+        if total.dtype == torch.float64:  # scaled in its own precision
+            values = gaussians.of(torch.from_numpy(bits), 1.0)[:size].double().mul_(std / divisor)
+        else:
+            values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
+        if len(chunk) == 1 and total.dtype == chunk[0].noisy.dtype:
+            torch.add(values, total, alpha=1 / divisor, out=chunk[0].noisy)  # saves a pass
+        else:
+            write(values.add_(total, alpha=1 / divisor), chunk)
+
+
+_SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
+_FURTHER = 1 << 64  # more blocks than all chunks of a call take together
+# The grid is 2^-12 to 2^-13 of the noise: far coarser than a double, far finer than matters.
+_GRID_BITS = 12
+
+
+class SecureNoise:
+    """Gaussian noise from a cryptographic stream, in double precision, on a grid.
+
+    Args:
+        seed: makes the noise reproducible. For tests and for comparing runs only: noise that can
+            be recomputed protects nobody.
+    """
+
+    description = "secure (AES-256-CTR, on a grid)"
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._keys = CallKeys("noise", seed)
+
+    def begin_step(self, step: int) -> None:
+        """With a seed, the noise of a step depends on its number only."""
+        self._keys.begin_step(step)
+
+    def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
+        """The totals with noise, rounded to the grid, then divided."""
+        std, divisor = checked_std(std), checked_divisor(divisor)
+        require_apart(totals)
+        noisy = [room_for(total) for total in totals]
+        _add_noise_secure(chunks_of(totals, noisy), self._keys.next(), std, divisor)
+        return [n.to(total.device) for n, total in zip(noisy, totals, strict=True)]
+
+
+def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
+    """Every chunk with the bits of its own place in the key's stream."""
+    grid = grid_of(std, _GRID_BITS)
+    sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
+    pairs = [size + size % 2 for size in sizes]
+    words, gaussians = Words(max(pairs, default=0)), Gaussians(max(pairs, default=0))
+    for index, (chunk, count) in enumerate(zip(chunks, pairs, strict=True)):
+        bits = words.fill(key, index * _SECURE_BLOCKS, count).view("<i8")
+        more = partial(_further_words, key, index)
+        values = gaussians.of(torch.from_numpy(bits), std / grid, more)
+        write(_on_grid(joined(chunk), values, grid).div_(divisor), chunk)
+
+
+def _further_words(key: bytes, index: int, count: int) -> Tensor:
+    """Words of a part of the stream that no chunk takes its own from."""
+    words = Words(count).fill(key, _FURTHER + index * _SECURE_BLOCKS, count)
+    return torch.from_numpy(words.view("<i8"))
+
+
+def _on_grid(total: Tensor, values: Tensor, grid: float) -> Tensor:
+    """Total plus noise (in units of the grid), rounded to the grid."""
+    # Exact, because the grid is a power of two, but for the one rounding of a double's addition.
+    return values[: len(total)].add_(total, alpha=1 / grid).round_().mul_(grid)
+
+
+_SOURCES: dict[str, Callable[[int | None], Noise]] = {"secure": SecureNoise, "fast": FastNoise}
+
+
+def names() -> tuple[str, ...]:
+    """The names `resolve` understands."""
+    return tuple(_SOURCES)
+
+
+def resolve(name: str, seed: int | None = None) -> Noise:
+    """The source of this name; ValueError, with the nearest names, if there is none."""
+    if name not in _SOURCES:
+        raise unknown_name("noise", name, names())
+    return _SOURCES[name](seed)

@@ -16,7 +16,7 @@ from quietgrad.grouping import AllLayer, LayerWise
 from .helpers import attach, flat, mlp, train
 from .layer_wise_rates import LAMB, LARS
 
-R, LR, DECAY, STEPS = 7.0, 0.05, 0.02, 20
+R, LR, DECAY, STEPS = 7.0, 0.05, 0.02, 10
 # Adaptive optimizers divide by sqrt(v) + eps, which scales with R only if eps does.
 EPS = 1e-3
 

@@ -44,7 +44,13 @@ def test_what_is_right_passes():
     report.require_ok()
 
 
-@pytest.mark.parametrize("name", STOCK)
+def stock_models():
+    """Of two implementations of attention, torch's own is checked by default."""
+    for name in STOCK:
+        yield pytest.param(name, marks=pytest.mark.slow if name.endswith("-eager") else ())
+
+
+@pytest.mark.parametrize("name", [*stock_models()])
 def test_stock_models_pass(name):
     model, batch, losses = STOCK[name]()
     model.train()

@@ -24,9 +24,16 @@ def spoilt(x, value, index=2):
 VALUES = [float("nan"), float("inf"), -float("inf")]
 
 
-@pytest.mark.parametrize("strategy", ["ghost", "keep", "discard"])
-@pytest.mark.parametrize("grouping", ["all-layer", "layer-wise", "param-wise"])
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+def combinations():
+    """Each clipping meets each grouping and each strategy by default; all pairs are `slow`."""
+    for i, clipping in enumerate(CLIPPINGS):
+        for j, grouping in enumerate(["all-layer", "layer-wise", "param-wise"]):
+            for k, strategy in enumerate(["ghost", "keep", "discard"]):
+                marks = () if (i + j + k) % 3 == 0 else pytest.mark.slow
+                yield pytest.param(clipping, grouping, strategy, marks=marks)
+
+
+@pytest.mark.parametrize(("clipping", "grouping", "strategy"), [*combinations()])
 def test_a_sample_that_is_not_finite_adds_nothing(clipping, grouping, strategy):
     model = Net(layers)
     clean = samples(5)

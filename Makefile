@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECKED := src tests tools benchmarks examples docs/build_api.py docs/papers/figures
 
-.PHONY: setup demo test lint bench figures docs clean distclean
+.PHONY: setup demo test mutations lint bench figures docs clean distclean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.stamp-setup
@@ -16,6 +16,10 @@ demo: $(VENV)/.stamp-demo
 # Two worker processes with one thread each: more threads than cores only slow the workers down.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Plants faults into copies of the library, one by one: the tests must notice each. Takes minutes.
+mutations: setup
+	$(BIN)/python -m tests.mutations
 
 lint: setup
 	$(BIN)/ruff check $(CHECKED)

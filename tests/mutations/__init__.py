@@ -1,0 +1,1 @@
+"""Faults planted into copies of the library: the tests must notice each. See `make mutations`."""

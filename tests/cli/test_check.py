@@ -123,7 +123,7 @@ def test_what_is_right_passes(models):
     result = run("check", f"{models}:good")
     assert result.exit_code == 0, result.output
     text = text_of(result)
-    assert "is fit for private training (3 samples" in text
+    assert "is fit for private training (8 samples" in text
     assert "FAULT" not in text
     for kind in ("conv2d", "linear", "group_norm"):
         assert kind in text

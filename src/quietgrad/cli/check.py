@@ -113,7 +113,11 @@ _FAULTS_FOUND = 1
 @click.option("--grouping", default="all-layer", help=one_of("Grouping", grouping.names()))
 @click.option("--radius", type=float, help="Total clipping radius.")
 @click.option(
-    "--samples", type=int, default=3, show_default=True, help="Most samples of the batch to run."
+    "--samples",
+    type=int,
+    default=2,
+    show_default=True,
+    help="Most samples whose gradients are compared.",
 )
 @click.option("--all", "everything", is_flag=True, help="List every parameter, one per line.")
 @json_option

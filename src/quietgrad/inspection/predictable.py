@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,10 +67,10 @@ class Predictable(TorchFunctionMode):
             torch.manual_seed(self.key)
             np.random.seed(self.key)  # noqa: NPY002  models draw from it
             random.seed(self.key)
-            before = str(np.random.get_state()), random.getstate()  # noqa: NPY002
+            before = pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002
             with self:
                 yield
-            after = str(np.random.get_state()), random.getstate()  # noqa: NPY002
+            after = pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002
         for name, one, other in zip(("numpy.random", "random"), before, after, strict=True):
             if one != other:
                 self._note(name, aligned=False)

@@ -34,6 +34,7 @@ _HOW_IT_WAS_CUT = (
     "The batch was cut into samples by rows of all that is as long as it. If that cut something "
     "else, such as class weights, pass select= to quietgrad.check."
 )
+_MOST = 256
 OnCheck = Callable[[str], None]
 
 
@@ -46,13 +47,13 @@ def check(
     grouping: str | Grouping = "all-layer",
     radius: float | None = None,
     strategy: Strategy = "auto",
-    samples: int = 3,
+    samples: int = 2,
     select: Select | None = None,
     on_check: OnCheck = lambda name: None,
 ) -> Report:
     """Look for everything that would void the guarantee, before any data is spent.
 
-    On a few samples and copies of the model: which rule captures each parameter; per-sample
+    On this batch and copies of the model: which rule captures each parameter; per-sample
     gradients against a loop over batches of one; whether samples are independent of each other;
     leave-one-out sensitivity; losses, randomness, buffers and other memories. It is an inspection
     of these samples, not a proof for all; the engine's own guards stay on in training.
@@ -61,13 +62,17 @@ def check(
         model: as it is to be trained, in training mode. It is left as it was.
         batch: what ``loss_fn`` takes: a tensor, or a tuple, list or dictionary with tensors or
             arrays that have one row for each sample, or a list of samples that are no tensors. At
-            least two samples, not all alike.
+            least two samples, not all alike; better one of each class, for what is not in the
+            batch cannot show.
         loss_fn: ``loss_fn(model, batch)`` returns one loss per sample, a 1-D tensor.
         clipping: as for the engine.
         grouping: as for the engine.
         radius: as for the engine.
         strategy: as for the engine.
-        samples: most samples to look at: the first ones of the batch.
+        samples: most samples whose gradients are captured and compared: the first ones. Whether
+            samples are independent is asked of the whole batch (the first 256), by at most 64 runs
+            of it in which one sample after another, or one group after another, is replaced, and
+            some in which half of them are replaced or removed.
         select: ``select(batch, places)`` makes a batch of some samples of another, where taking
             rows of tensors will not do, because the batch is of another kind or holds tensors that
             are as long as the batch and no samples (class weights). Places may repeat.
@@ -88,7 +93,8 @@ def check(
     count = _count(model, batch, loss_fn) if select else count_samples(batch)
     if count < 2:
         raise ValueError(f"a batch of {count} sample: expected at least 2, to compare them")
-    kept = min(count, require_count("samples", samples, at_least=2))
+    compared = require_count("samples", samples, at_least=2)
+    kept = min(count, max(_MOST, compared))
     choose = select or (lambda chosen, places: select_rows(chosen, places, count))
     require_different(batch, range(kept), choose)
     subject = Subject(
@@ -97,6 +103,7 @@ def check(
         loss_fn=loss_fn,
         select=choose,
         count=kept,
+        captured=list(range(min(kept, compared))),
         clipping=clippings.resolve(clipping),
         groups=groupings.resolve(grouping, model, radius),
         strategy=strategy,
@@ -128,7 +135,7 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
             findings.append(_without_losses(name))
             continue
         found = _answer(name, ask, subject)
-        has_losses &= not (name == "loss" and any(f.verdict is Severity.FAULT for f in found))
+        has_losses &= all(f.check != "loss" or f.verdict is not Severity.FAULT for f in found)
         findings += found
     if not has_losses:
         return [*findings, _without_losses("capture")], ()

@@ -62,10 +62,33 @@ def require_different(batch: Any, places: Sequence[int], select: Select) -> None
     first, *others = (select(batch, [place]) for place in places)
     if all(_alike(first, other) for other in others):
         raise ValueError(
-            f"the first {len(places)} samples, taken one by one, are all alike: whether one enters "
+            f"the {len(places)} samples, taken one by one, are all alike: whether one enters "
             "the gradients of another cannot be seen on them. Pass samples that differ, real ones "
             "or torch.randn"
         )
+
+
+def labels_in(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
+    """The whole numbers that stand alone in a batch of one sample: classes, most likely.
+
+    Args:
+        tree: where to look.
+        of_one: whether all in it is the sample's; else a single number may be the whole batch's.
+    """
+    of_one = of_one or _is_list_of_samples(tree)
+    if isinstance(tree, np.ndarray) and tree.dtype.kind in "iub":
+        tree = torch.as_tensor(tree.astype(np.int64))
+    if isinstance(tree, Tensor):
+        is_whole = not tree.is_floating_point() and not tree.is_complex()
+        is_one = tree.numel() == 1 and (of_one or tree.ndim > 0)
+        return (int(tree),) if is_whole and is_one else ()
+    if isinstance(tree, (int, np.integer)):
+        return (int(tree),) if of_one else ()
+    if isinstance(tree, (list, tuple, Mapping)):
+        children = tree.values() if isinstance(tree, Mapping) else tree
+    else:
+        children = vars(tree).values() if hasattr(tree, "__dict__") else ()
+    return tuple(number for child in children for number in labels_in(child, of_one=of_one))
 
 
 def _alike(one: Any, other: Any) -> bool:

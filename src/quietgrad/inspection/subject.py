@@ -1,4 +1,4 @@
-"""What is inspected: a model, a few samples and a loss, to be run again and again."""
+"""What is inspected: a model, samples and a loss, to be run again and again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from quietgrad.clipping import Clipping
 from quietgrad.grouping.base import Group
 from quietgrad.inspection.copies import Copies
 from quietgrad.inspection.predictable import Predictable, switch_off_layer_dropout
-from quietgrad.inspection.samples import Select
+from quietgrad.inspection.samples import Select, labels_in
 from quietgrad.inspection.tolerance import Tolerance
 from quietgrad.strategies import Strategy
-
-_FEW = 3
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 """``loss_fn(model, batch)``: one loss per sample."""
@@ -30,10 +28,12 @@ class Subject:
 
     Attributes:
         original: the model; never run.
-        batch: a few samples.
+        batch: of samples.
         loss_fn: as in training.
         select: makes batches of other samples.
-        count: the number of samples in the batch.
+        count: the number of samples of the batch that are run.
+        captured: the places of those whose gradients are captured and compared, each of which
+            costs as much as many runs of the model.
         clipping: as in training.
         groups: as in training.
         strategy: as in training.
@@ -46,6 +46,7 @@ class Subject:
     loss_fn: LossFunction
     select: Select
     count: int
+    captured: list[int]
     clipping: Clipping
     groups: tuple[Group, ...]
     strategy: Strategy
@@ -57,18 +58,10 @@ class Subject:
         """The places of all samples."""
         return list(range(self.count))
 
-    @property
-    def captured(self) -> list[int]:
-        """The places of those whose gradients are captured and compared.
-
-        Each costs as much as many runs of the model, and with few samples two of them will do:
-        whether samples meet is asked of all.
-        """
-        return self.everyone if self.count > _FEW else self.everyone[:2]
-
-    def without(self, place: int) -> list[int]:
-        """The places of all samples but one."""
-        return [each for each in self.everyone if each != place]
+    @cached_property
+    def labels(self) -> list[tuple[int, ...]]:
+        """Of each sample the whole numbers that it comes with; empty if there are none."""
+        return [labels_in(self.select(self.batch, [place])) for place in self.everyone]
 
     def fresh_model(self) -> nn.Module:
         """A copy on which nothing was run, with layers' dropout switched off."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from quietgrad.inspection.captured import Captured
 from quietgrad.inspection.checks.gradients import exactness, leave_one_out, unused
-from quietgrad.inspection.checks.independence import independence
+from quietgrad.inspection.checks.independence import independence, variety
 from quietgrad.inspection.checks.loss import loss, mode
 from quietgrad.inspection.checks.state import buffers, memory
 from quietgrad.inspection.report import Finding
@@ -19,6 +19,7 @@ PLAIN: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     "loss": loss,
     "buffers": buffers,
     "memory": memory,
+    "variety": variety,
     "independence": independence,
 }
 """Of the model by itself."""
@@ -30,7 +31,7 @@ CAPTURED: dict[str, Callable[[Subject, Captured], Iterator[Finding]]] = {
 }
 """Of what the library makes of it."""
 
-NEED_LOSSES = frozenset({"independence"})
+NEED_LOSSES = frozenset({"variety", "independence"})
 """Those that can only be asked if there is one loss per sample."""
 
 __all__ = ["CAPTURED", "NEED_LOSSES", "PLAIN"]

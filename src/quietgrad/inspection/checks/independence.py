@@ -1,22 +1,77 @@
-"""Whether samples are independent of each other: remove one, and the others must not notice."""
+"""Whether samples are independent of each other: change some, and the others must not notice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from quietgrad.inspection.checks.wording import draws_differ, fault, named
-from quietgrad.inspection.mixing import Change, mixing_module
+from quietgrad.capture.trees import tensors_in
+from quietgrad.errors import QuietgradError
+from quietgrad.inspection.checks.wording import draws_differ, fault, listed, named
 from quietgrad.inspection.predictable import KEYS
-from quietgrad.inspection.report import Finding
+from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.subject import Subject
+from quietgrad.inspection.tolerance import Tolerance
+
+_MOST_RUNS = 64
+_ENOUGH = 4
+
+
+def variety(subject: Subject) -> Iterator[Finding]:
+    """There are samples enough, with labels enough, for a dependence on the batch to show."""
+    if subject.count < _ENOUGH:
+        yield Finding(
+            "variety",
+            Severity.NOTE,
+            f"there are {subject.count} samples: a loss that depends on the size of the batch, on "
+            "counts or on the largest values in it may look the same with one sample less.",
+            f"Pass at least {_ENOUGH} samples.",
+        )
+        return
+    labels = [set(column) for column in zip(*subject.labels, strict=True)]
+    classes = _width_of_outputs(subject) if labels else 0
+    counted = [found for found in labels if classes > 1 and found <= set(range(classes))]
+    missing = sorted(set(range(classes)) - counted[0]) if counted else []
+    unseen = "a loss that is divided or weighted by the number of samples of"
+    if missing:
+        yield Finding(
+            "variety",
+            Severity.NOTE,
+            f"no sample has the label {listed(missing)} ({len(missing)} of {classes} classes): "
+            f"{unseen} such a class would not be found out.",
+            f"Pass a sample of each class as well: {len(missing)} more samples would do.",
+        )
+    elif labels and all(len(found) == 1 for found in labels):
+        yield Finding(
+            "variety",
+            Severity.NOTE,
+            f"all samples have the same label: {unseen} another class would not be found out.",
+            "Pass samples with other labels as well, one of each.",
+        )
+
+
+@torch.no_grad()
+def _width_of_outputs(subject: Subject) -> int:
+    """The number of columns of what the model returns, if it has a row for each sample; or 0."""
+    model, widths = subject.fresh_model(), [0]
+
+    def hook(_: nn.Module, args: Any, output: Any) -> None:
+        rows = (t for t in tensors_in(output) if t.ndim == 2 and len(t) == subject.count)
+        widths.extend(t.shape[1] for t in rows if t.is_floating_point())
+
+    handle = model.register_forward_hook(hook)
+    subject.losses(model, subject.everyone)
+    handle.remove()
+    return max(widths)
 
 
 def independence(subject: Subject) -> Iterator[Finding]:
-    """Others' losses stay the same if one sample is removed or replaced."""
+    """Others' losses stay the same, whichever samples are removed or replaced."""
     for key in KEYS if subject.mode.saw_draws else KEYS[:1]:
         subject.use_key(key)
         found = _with_these_draws(subject)
@@ -25,43 +80,123 @@ def independence(subject: Subject) -> Iterator[Finding]:
             yield found
             return
     if subject.mode.unaligned:
-        yield draws_differ("independence", "removed one sample", subject)
+        yield draws_differ("independence", "removed samples", subject)
 
 
 @torch.no_grad()
 def _with_these_draws(subject: Subject) -> Finding | None:
     """Gradients are compared elsewhere, sample by sample, with those of batches of one."""
-    first, *_, last = subject.everyone
     losses = subject.losses(subject.fresh_model(), subject.everyone)
-    return _after_replacing(subject, first, losses) or (
-        None if subject.mode.unaligned else _after_removing(subject, last, losses)
+    for change in _changes(subject):
+        try:
+            after = subject.losses(subject.fresh_model(), change.after)
+        except QuietgradError:
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            if len(change.after) == subject.count:
+                raise
+            return _not_with_fewer(change, error)
+        was, now = change.rows
+        fits = len(after) == len(change.after)
+        if not fits or not change.tolerance(subject).agree(after[now], losses[was]):
+            return _mixed(subject, change)
+    return None
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Some samples of the batch are replaced or removed.
+
+    Attributes:
+        places: of those samples.
+        after: the places of the samples that are run instead of everyone.
+        rows: of all other samples, the rows they had and the rows they have now.
+        word: what was done.
+    """
+
+    places: list[int]
+    after: list[int]
+    rows: tuple[list[int], list[int]]
+    word: str
+
+    @staticmethod
+    def replacing(subject: Subject, stand_ins: Mapping[int, int]) -> _Change:
+        """Copies of other samples take their places."""
+        after = [stand_ins.get(each, each) for each in subject.everyone]
+        others = [each for each in subject.everyone if each not in stand_ins]
+        return _Change(sorted(stand_ins), after, (others, others), "replaced")
+
+    @staticmethod
+    def removing(subject: Subject, places: Sequence[int]) -> _Change:
+        """There are fewer samples."""
+        others = [each for each in subject.everyone if each not in places]
+        return _Change(sorted(places), others, (others, list(range(len(others)))), "removed")
+
+    def tolerance(self, subject: Subject) -> Tolerance:
+        """Kernels may round differently for a batch of another size."""
+        same = len(self.after) == subject.count
+        return subject.tolerance.same_shape if same else subject.tolerance
+
+    def __str__(self) -> str:
+        many = len(self.places) > 1
+        numbers = f"samples {listed(self.places)} are" if many else f"sample {self.places[0]} is"
+        return f"when {numbers} {self.word}"
+
+
+def _changes(subject: Subject) -> Iterator[_Change]:
+    """Every sample is replaced by one of another label, wherever there is one, and is a stand-in.
+
+    One at a time, or in as many groups as there may be runs. Then half of the samples, in turns
+    such that any two are told apart: all replaced by one, and removed.
+    """
+    together: dict[tuple[int, ...], list[int]] = {}
+    for place, label in enumerate(subject.labels):
+        together.setdefault(label, []).append(place)
+    order = [place for places in together.values() for place in places]
+    # By as much as the most frequent label takes, so that hardly one comes upon its own.
+    shift = max(map(len, together.values())) if len(together) > 1 else 1
+    stand_ins = dict(zip(order, order[shift:] + order[:shift], strict=True))
+    size = -(-subject.count // _MOST_RUNS)
+    for start in range(0, subject.count, size):
+        some = order[start : start + size]
+        yield _Change.replacing(subject, {place: stand_ins[place] for place in some})
+    halves = list(_halves(subject.count))
+    for half in halves:
+        other = min(set(subject.everyone) - set(half))
+        yield _Change.replacing(subject, dict.fromkeys(half, other))
+    if subject.mode.unaligned:
+        return  # a batch of another size draws otherwise
+    yield _Change.removing(subject, subject.everyone[-1:])
+    for half in halves:
+        if subject.count - len(half) > 1:  # of one sample alone, exactness knows more
+            yield _Change.removing(subject, half)
+
+
+def _halves(count: int) -> Iterator[list[int]]:
+    """Sets of places: of any two places there is one that has the first and not the second."""
+    for bit in range((count - 1).bit_length()):
+        for digit in (1, 0):
+            yield [place for place in range(count) if place >> bit & 1 == digit]
+
+
+def _not_with_fewer(change: _Change, error: Exception) -> Finding:
+    return fault(
+        "loss",
+        f"{change}, the loss function does not run ({type(error).__name__}: {error}), although it "
+        "does for all samples together.",
+        "Batches are drawn at random and are of any size. Compute each sample's loss from that "
+        "sample alone.",
     )
 
 
-def _after_replacing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
-    change, others = Change.replacing(subject, place), subject.without(place)
-    after = subject.losses(subject.fresh_model(), change.after)
-    if subject.tolerance.same_shape.agree(after[others], losses[others]):
-        return None
-    return _mixed(subject, change)
-
-
-def _after_removing(subject: Subject, place: int, losses: Tensor) -> Finding | None:
-    change = Change.removing(subject, place)
-    after = subject.losses(subject.fresh_model(), change.after)
-    if subject.tolerance.agree(after, losses[change.after]):
-        return None
-    return _mixed(subject, change)
-
-
-def _mixed(subject: Subject, change: Change) -> Finding:
-    found = f"when sample {change.place} is {change.word}, the losses of other samples change"
-    where = mixing_module(subject, change)
+def _mixed(subject: Subject, change: _Change) -> Finding:
+    found = f"{change}, the losses of other samples change"
+    where = _mixing_module(subject, change)
     if where is None:
         return fault(
             "independence",
             f"{found}: samples meet in the loss function, not in a module (a contrastive term, a "
-            "mean or a weight over the batch, a division by the batch size).",
+            "mean, a count or a weight over the batch, a division by the batch size).",
             "Compute each sample's loss from that sample alone. If the batch holds something else "
             "that is as long as it (class weights, say), say with select= how it is cut.",
         )
@@ -83,3 +218,78 @@ def _remedy_for(module: nn.Module) -> str:
         "Something in its forward is computed over the batch (a mean, a sort, a softmax over "
         "dimension 0, a division by its size, a cache). Compute it per sample, or from public data."
     )
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """One run of one module."""
+
+    path: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def _mixing_module(subject: Subject, change: _Change) -> str | None:
+    """The path of the module in which others' rows change too; None if in none.
+
+    Modules are asked in the order in which they finish, so the innermost is named.
+    """
+    before, after = _visits(subject, subject.everyone), _visits(subject, change.after)
+    for one, other in zip(before, after, strict=False):
+        if one.path != other.path:
+            return None
+        inputs = _rows_agree(one.inputs, other.inputs, change, subject)
+        if inputs and not _rows_agree(one.outputs, other.outputs, change, subject):
+            return one.path
+    return None
+
+
+def _visits(subject: Subject, places: Sequence[int]) -> list[_Visit]:
+    model = subject.fresh_model()
+    visits: list[_Visit] = []
+
+    def watch(path: str) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            visits.append(_Visit(path, _values((args, kwargs)), _values(output)))
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(watch(path), with_kwargs=True)
+        for path, module in model.named_modules()
+    ]
+    with torch.no_grad():
+        subject.losses(model, places)
+    for handle in handles:
+        handle.remove()
+    return visits
+
+
+def _values(tree: Any) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors_in(tree)]
+
+
+def _rows_agree(
+    some: list[Tensor], others: list[Tensor], change: _Change, subject: Subject
+) -> bool:
+    pairs = list(zip(some, others, strict=False))
+    return all(_same_rows(one, other, change, subject) for one, other in pairs)
+
+
+def _same_rows(one: Tensor, other: Tensor, change: _Change, subject: Subject) -> bool:
+    """Whether there is a way to read the tensors in which those samples' rows are the same."""
+    count, now = subject.count, len(change.after)
+    dims = [d for d, size in enumerate(one.shape) if size and size % count == 0]
+    fitting = [d for d in dims if other.shape == _resized(one.shape, d, count, now)]
+    if not fitting:
+        return one.shape == other.shape  # no samples in it
+    for dim in fitting:
+        left = one.movedim(dim, 0).reshape(count, -1)[change.rows[0]]
+        right = other.movedim(dim, 0).reshape(now, -1)[change.rows[1]]
+        if change.tolerance(subject).agree(left, right):
+            return True
+    return False
+
+
+def _resized(shape: torch.Size, dim: int, count: int, now: int) -> torch.Size:
+    return torch.Size([*shape[:dim], shape[dim] // count * now, *shape[dim + 1 :]])

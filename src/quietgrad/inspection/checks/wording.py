@@ -1,9 +1,13 @@
 """How findings are put into words."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from quietgrad.inspection.report import Finding, Severity
 from quietgrad.inspection.subject import Subject
+
+_FEW = 5
 
 
 def fault(check: str, what: str, remedy: str = "") -> Finding:
@@ -21,6 +25,11 @@ def draws_differ(check: str, done: str, subject: Subject) -> Finding:
         "another size.",
         "Check the model with that switched off as well.",
     )
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """The first few."""
+    return ", ".join([*map(str, numbers[:_FEW]), *["..."][: len(numbers) > _FEW]])
 
 
 def named(path: str, module: nn.Module) -> str:

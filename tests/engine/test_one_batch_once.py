@@ -82,6 +82,7 @@ def in_a_fork(action):
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
+            torch.set_num_threads(1)  # those of the parent are not there: waiting for them hangs
             action()
             os.write(writing, b"nothing")
         except BaseException as error:

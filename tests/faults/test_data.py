@@ -209,6 +209,7 @@ def in_a_child(action) -> int:
     if child == 0:
         status = 99
         try:
+            torch.set_num_threads(1)  # those of the parent are not there: waiting for them hangs
             status = action()
         finally:
             os._exit(status)

@@ -133,7 +133,7 @@ class Quietgrad:
             noise=self.noise,
         )
         # Timed is what a long training consists of, not its beginning.
-        engine._walk.look_back_on(_FAR)
+        engine._iterator.resume_count(_FAR)
 
         def step() -> None:
             for batch in engine.batches():

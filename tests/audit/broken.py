@@ -65,7 +65,7 @@ def clipping_of_the_batch_mean():
             backward(self, losses)
 
     with (
-        patch("quietgrad.engine.engine.require_bounded"),
+        patch("quietgrad.engine.engine.check_sums"),
         patch.object(NoisyUpdate, "update", clipped),
         patch.object(PrivacyEngine, "backward", unclipped),
     ):

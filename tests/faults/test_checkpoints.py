@@ -173,6 +173,6 @@ def test_one_checkpoint_continued_twice(trained):
 
 def test_a_state_of_a_violated_engine_is_not_given(trained):
     engine, _, _ = trained
-    engine._standing.note(quietgrad.errors.SampleMixingError("mixed"))
+    engine._violations.note(quietgrad.errors.SampleMixingError("mixed"))
     with pytest.raises(QuietgradError, match="guard was violated"):
         engine.state_dict()

@@ -217,7 +217,7 @@ def test_a_sum_that_its_samples_cannot_give_is_not_released(damage):
     for batch in engine.batches():
         for x, y in batch:
             engine.backward(losses(model, x, y))
-        next(iter(engine._under_way.sums.values())).mul_(damage)
+        next(iter(engine._batch.sums.values())).mul_(damage)
         with pytest.raises(BoundError, match=r"6 samples.*Nothing was released"):
             engine.step()
         with pytest.raises(EngineStateError, match="BoundError"):

@@ -5,13 +5,13 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from quietgrad.engine.passes import propagate
 from tests.contract.oracle import loop
 from torch import nn
 
 import quietgrad as qg
 from quietgrad import clipping, grouping
 from quietgrad.capture import Capture
-from quietgrad.engine.passes import propagate
 from quietgrad.errors import SampleMixingError
 from quietgrad.methods import Momentum
 from quietgrad.reduction import ClippedReducer

@@ -33,7 +33,8 @@ from quietgrad.diagnostics.records import (
 )
 from quietgrad.factors.base import Factor
 from quietgrad.functional import per_sample_grads
-from quietgrad.grouping.base import Group, Grouping
+from quietgrad.grouping.base import Grouping
+from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 
@@ -310,24 +311,24 @@ class StepRecorder(History):
         self._sizes, self._budget = require_sizes(averages), memory_budget
         super().__init__(path, append=append)
 
-    def gatherer(
-        self, step: int, groups: Sequence[Group], clipping: Clipping, samples: int
-    ) -> Gatherer | None:
-        """A sink for a micro-batch, if it is to be measured.
+    def watch(
+        self, step: int, reducer: ClippedReducer, samples: int
+    ) -> tuple[Sink, Callable[[], None]]:
+        """Where the factors of a micro-batch go, and what to call when all of them have come.
 
         Args:
             step: the number of the step, from 0.
-            groups: that are clipped together.
-            clipping: how.
+            reducer: receives the factors in any case.
             samples: in the micro-batch.
         """
         is_known = bool(self._history) and self._history[-1].step >= step
         if step % self._every or is_known or samples < 2:
-            return None
-        return Gatherer(groups, clipping, samples, self._budget)
+            return reducer, lambda: None
+        gatherer = Gatherer(reducer.groups, reducer.clipping, samples, self._budget)
+        # Measured first: the reducer may free a factor, or change it.
+        return SinkPair(gatherer, reducer), lambda: self._keep(step, gatherer)
 
-    def keep(self, step: int, gatherer: Gatherer) -> None:
-        """Note what was measured in a step."""
+    def _keep(self, step: int, gatherer: Gatherer) -> None:
         gatherer.finish()
         with suppress(TooFewSamplesError):  # of finite gradients: no reason to end a training
             self._append(Record(step, summary(gatherer, self._sizes), gatherer.radii))

@@ -1,13 +1,17 @@
-"""Checks of what an engine is made with."""
+"""What an engine is made with: checked, described for checkpoints, disclosed for reports."""
+
+from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import LBFGS, Optimizer
+from torch.utils.data import Subset
 
 from quietgrad._checks import require_delta
+from quietgrad._version import versions_here
 from quietgrad.accounting import accountants, events
 from quietgrad.accounting.events import (
     ADD_REMOVE,
@@ -21,10 +25,13 @@ from quietgrad.clipping import Clipping
 from quietgrad.grouping.base import Group
 from quietgrad.methods.inner_outer import InnerOuter
 
+if TYPE_CHECKING:
+    from quietgrad.engine.checkpoint import TrainingState
+
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
 
-def checked_delta(delta: float, size: int) -> float:
+def check_delta(delta: float, size: int) -> float:
     """A probability, with a warning if it is too large to mean anything."""
     delta = require_delta("delta", delta)
     if delta >= 1 / size:
@@ -36,7 +43,7 @@ def checked_delta(delta: float, size: int) -> float:
     return delta
 
 
-def checked_accountant(name: str) -> str:
+def check_accountant(name: str) -> str:
     """A known accountant, with a warning if its epsilon is not a bound."""
     if not accountants.resolve(name).is_guarantee:
         warnings.warn(
@@ -47,7 +54,7 @@ def checked_accountant(name: str) -> str:
     return name
 
 
-def checked_seed(seed: int | None) -> int | None:
+def check_seed(seed: int | None) -> int | None:
     """As it is, with a warning if there is one."""
     if seed is not None:
         warnings.warn(
@@ -58,7 +65,7 @@ def checked_seed(seed: int | None) -> int | None:
     return seed
 
 
-def checked_optimizer(optimizer: Any) -> Optimizer:
+def check_optimizer(optimizer: Any) -> Optimizer:
     """One whose steps can be guarded."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -72,7 +79,7 @@ def checked_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def checked_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
+def check_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
     """What the engine knows how to do, with a warning if the optimizer does some of it again."""
     if not isinstance(momentum, InnerOuter):
         raise TypeError(
@@ -90,13 +97,13 @@ def checked_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
     return momentum
 
 
-def opened_ledger(
+def open_ledger(
     ledger: Ledger | str | Path | None, adjacency: Adjacency | None, sampling: Participation
 ) -> Ledger:
     """The ledger to record in, once it is clear that it can promise anything for this sampling.
 
-    One that is to have a new file is in memory still: `kept_in_file` makes the file when the engine
-    is known to work, so that one that is refused leaves nothing behind.
+    A new file is made later, by `attach_ledger_file`, when the engine is known to work: one that is
+    refused leaves nothing behind.
     """
     if not isinstance(ledger, Ledger):
         ledger = (
@@ -113,7 +120,7 @@ def opened_ledger(
     return ledger
 
 
-def kept_in_file(ledger: Ledger, place: Ledger | str | Path | None) -> None:
+def attach_ledger_file(ledger: Ledger, place: Ledger | str | Path | None) -> None:
     """Make the file of a new ledger, if it is to have one."""
     if isinstance(place, str | Path) and not ledger.has_file:
         ledger.keep_in(place)
@@ -126,7 +133,7 @@ def require_accountable(accountant: str, sampling: Participation, adjacency: Adj
         chosen.profile(releases([GaussianEvent(1.0, sampling)], adjacency), adjacency)
 
 
-def described(
+def describe_settings(
     *,
     optimizer: Optimizer,
     sampling: Participation,
@@ -158,4 +165,82 @@ def described(
         "clipping": repr(clipping),
         "optimizer": type(optimizer).__name__,
         "groups": [[group.radius, *group.parameters] for group in groups],
+    }
+
+
+_FORMAT = 1
+
+
+def disclose_settings(
+    state: TrainingState, clipping: Clipping, *, noise: str, diagnostics: bool
+) -> dict[str, Any]:
+    """Settings that never change in a run; and, under "progress", how far it has come.
+
+    Args:
+        state: of the run.
+        clipping: what bounds a sample's gradient.
+        noise: where it comes from, in words.
+        diagnostics: whether raw gradients are measured.
+    """
+    given, budget = dict(state.settings), state.budget
+    size, target, batch_size = given.pop("dataset size"), given.pop("epsilon"), given["batch_size"]
+    return {
+        "format": _FORMAT,
+        **given,
+        "target_epsilon": target,
+        "dataset": _kind_of(state.loader.dataset),
+        "dataset_size": size,
+        "sample_rate": batch_size / size,
+        "normalizer": batch_size,
+        "model": type(state.model).__name__,
+        **_parameters(state),
+        "sampler": state.loader.draws.description,
+        "physical_batch_size": state.loader.physical_batch_size,
+        "steps_per_epoch": len(state.loader),
+        "planned_steps": budget.planned_steps,
+        "noise_multiplier": budget.noise_multiplier,
+        "noise_multipliers": budget.noise_levels,
+        "noise_source": noise,
+        "seeded": state.seed is not None,
+        "groups": _groups(state, clipping),
+        "diagnostics": diagnostics,
+        "versions": versions_here(),
+        "progress": _progress(state),
+    }
+
+
+def _kind_of(dataset: object) -> str:
+    """The name of its class; of a part, also that of the whole."""
+    name = type(dataset).__name__
+    return f"{name} of {_kind_of(dataset.dataset)}" if isinstance(dataset, Subset) else name
+
+
+def _parameters(state: TrainingState) -> dict[str, int]:
+    sizes = [(p.numel(), p.requires_grad) for p in state.model.parameters()]
+    return {
+        "trained_parameters": sum(size for size, trained in sizes if trained),
+        "frozen_parameters": sum(size for size, trained in sizes if not trained),
+    }
+
+
+def _groups(state: TrainingState, clipping: Clipping) -> list[dict[str, Any]]:
+    """As they were to begin with: an adaptive radius moves on from there."""
+    return [
+        {"name": group.name, "radius": radius, "bound": clipping.bound(radius), "parameters": names}
+        for group, (radius, *names) in zip(
+            state.radii.groups, state.settings["groups"], strict=True
+        )
+    ]
+
+
+def _progress(state: TrainingState) -> dict[str, Any]:
+    recorded = state.budget.state_dict()["recorded"]
+    return {
+        "steps_taken": state.steps_taken,
+        "epochs_completed": state.epochs_completed,
+        "ledger_id": state.ledger.id,
+        "ledger_steps": state.ledger.steps,
+        "steps_by_others": state.ledger.steps - recorded,
+        "radii": [group.radius for group in state.radii.groups],
+        "sensitivity": state.radii.sensitivity,
     }

@@ -1,4 +1,4 @@
-"""Where the engine is within a logical batch: what was fetched, back-propagated and stepped."""
+"""One logical batch: its iteration, the order of calls, and the accumulation of clipped sums."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from quietgrad.engine.checkpoint import TrainingState
 from quietgrad.errors import (
     BoundError,
     BudgetExhaustedError,
@@ -23,7 +22,11 @@ from quietgrad.errors import (
     UnsupportedOperationError,
 )
 from quietgrad.reduction import ClippedReducer, Sums
-from quietgrad.sampling.loader import LogicalBatch
+
+if TYPE_CHECKING:
+    from quietgrad.capture.session import Capture
+    from quietgrad.engine.checkpoint import TrainingState
+    from quietgrad.sampling.loader import LogicalBatch
 
 
 class Progress:
@@ -105,7 +108,7 @@ class ExclusiveCall:
     """Refuses a thread while another one is inside.
 
     Its holder may enter again: an interrupt may have kept it from leaving. That one call is not
-    made from inside another is for `BatchUnderWay` to see, which knows what was begun.
+    made from inside another is for `BatchAccumulator` to see, which knows what was begun.
     """
 
     def __init__(self) -> None:
@@ -158,12 +161,12 @@ class ViolationLatch:
         if isinstance(error, VIOLATIONS) and self._first is None:
             self._first = f"{type(error).__name__}: {error}"
 
-    def require_sound(self) -> None:
+    def check(self) -> None:
         """Refuse to go on after a violation."""
         if self._first is not None:
             raise EngineStateError(
                 "the engine stopped when a guard was violated, and nothing was released since. "
-                "Mend the model or the loss, call engine.detach(), and attach a new engine with "
+                "Fix the model or the loss, call engine.detach(), and attach a new engine with "
                 f"ledger= this one's, so that both count. What was found first: {self._first}"
             )
 
@@ -331,27 +334,26 @@ class BatchIterator:
     """Goes through the data, batch by batch.
 
     Args:
-        course: what moves on.
-        under_way: where each batch is added up.
-        on_batch: called before a batch is begun, and before and after each of its micro-batches;
-            may refuse to go on.
-        on_micro_batch: called with the number of samples before a micro-batch is handed out, and
-            with whether it is to be verified.
+        state: what moves on.
+        accumulator: where each batch is added up.
+        capture: begins a recording before each micro-batch is handed out.
+        require_usable: called before a batch is begun, and before and after each of its
+            micro-batches; may refuse to go on.
     """
 
     def __init__(
         self,
-        course: TrainingState,
-        under_way: BatchAccumulator,
+        state: TrainingState,
+        accumulator: BatchAccumulator,
+        capture: Capture,
         *,
-        on_batch: Callable[[], None],
-        on_micro_batch: Callable[[int, bool], None],
+        require_usable: Callable[[], None],
     ) -> None:
-        self._course, self._under_way = course, under_way
-        self._on_batch, self._on_micro_batch = on_batch, on_micro_batch
+        self._state, self._accumulator, self._capture = state, accumulator, capture
+        self._require_usable = require_usable
         self._micro_batches = 0
 
-    def look_back_on(self, micro_batches: int) -> None:
+    def resume_count(self, micro_batches: int) -> None:
         """Count from here: verification is then as rare as in a run that has come so far.
 
         What is new is verified all the same when it first occurs.
@@ -360,19 +362,19 @@ class BatchIterator:
 
     def epoch(self) -> Iterator[Iterator[Any]]:
         """The batches of a pass, or of what is left of one."""
-        course = self._course
-        begun_at, generation = course.steps_taken, course.generation
-        for batch in course.loader:
-            self._on_batch()
-            if generation != course.generation:
+        state = self._state
+        begun_at, generation = state.steps_taken, state.generation
+        for batch in state.loader:
+            self._require_usable()
+            if generation != state.generation:
                 raise EngineStateError(
                     "a state was loaded since these batches were begun: take new ones from "
                     "engine.batches()."
                 )
-            if not self._has_room(batch, is_first=course.steps_taken == begun_at):
+            if not self._has_room(batch, is_first=state.steps_taken == begun_at):
                 return
-            self._under_way.begin(batch)
-            yield self._micro_batches_under_way()
+            self._accumulator.begin(batch)
+            yield self._yield_micro_batches()
 
     def _has_room(self, batch: LogicalBatch, *, is_first: bool) -> bool:
         """Whether there may be another step.
@@ -380,9 +382,9 @@ class BatchIterator:
         Where an interruption lost some, an epoch may end early, so that what was trained can be
         saved. To begin an epoch without a budget is an error.
         """
-        budget = self._course.budget
+        budget = self._state.budget
         try:
-            budget.require_room(self._course.steps_taken, pass_number=batch.pass_number)
+            budget.require_room(self._state.steps_taken, pass_number=batch.pass_number)
         except BudgetExhaustedError as error:
             if is_first or not budget.lost_steps:
                 raise
@@ -391,9 +393,9 @@ class BatchIterator:
             return False
         return True
 
-    def _micro_batches_under_way(self) -> Iterator[Any]:
-        for size, content in self._under_way.micro_batches(self._on_batch):
-            self._on_micro_batch(size, self._is_verification_due())
+    def _yield_micro_batches(self) -> Iterator[Any]:
+        for size, content in self._accumulator.micro_batches(self._require_usable):
+            self._capture.begin(size, verify=self._is_verification_due())
             yield content
 
     def _is_verification_due(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 
 from quietgrad._version import __version__
 from quietgrad.accounting.ledger import Ledger
-from quietgrad.engine.budget import Budget
-from quietgrad.engine.update import Radii
 from quietgrad.errors import EngineStateError, QuietgradError
-from quietgrad.methods.inner_outer import Momentum
-from quietgrad.sampling.loader import BatchLoader, LogicalBatch
+
+if TYPE_CHECKING:
+    from quietgrad.engine.budget import Budget
+    from quietgrad.engine.update import Radii
+    from quietgrad.methods.inner_outer import Momentum
+    from quietgrad.sampling.loader import BatchLoader, LogicalBatch
 
 _FORMAT = 2
 _FIELDS: dict[str, Any] = {
@@ -49,7 +51,7 @@ _BUDGET_FIELDS: dict[str, Any] = {
 _LEDGER_FIELDS: dict[str, Any] = {"id": str, "adjacency": str, "events": Sequence}
 
 
-def stamped(content: dict[str, Any]) -> dict[str, Any]:
+def _stamp(content: dict[str, Any]) -> dict[str, Any]:
     """The content with what is needed to recognize it later, whole."""
     return {"format": _FORMAT, "quietgrad": __version__, "digest": _digest(content), **content}
 
@@ -60,7 +62,7 @@ def _digest(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
-def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Refuse a state that is not one, or was taken under other settings.
 
     Args:
@@ -76,9 +78,9 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             f"not a state this version can read: format {state.get('format')!r}, written by "
             f"quietgrad {state.get('quietgrad', 'unknown')}; expected format {_FORMAT}."
         )
-    _require_fields(state, _FIELDS, "the state")
-    _require_fields(state["budget"], _BUDGET_FIELDS, "its budget")
-    _require_fields(state["ledger"], _LEDGER_FIELDS, "its ledger")
+    _check_fields(state, _FIELDS, "the state")
+    _check_fields(state["budget"], _BUDGET_FIELDS, "its budget")
+    _check_fields(state["ledger"], _LEDGER_FIELDS, "its ledger")
     taken, recorded = state["steps_taken"], state["budget"]["recorded"]
     held = Ledger.from_dict(state["ledger"]).steps
     counts = (taken, recorded, state["budget"]["lost"])
@@ -88,7 +90,7 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             f"the state contradicts itself: {taken} steps taken, {recorded} recorded, {held} in "
             "its ledger. It was edited, or put together from two; restore a copy of it."
         )
-    _require_same_settings(state["settings"], settings)
+    _check_settings(state["settings"], settings)
     if _digest(state) != state["digest"]:
         raise EngineStateError(
             "the state was altered since it was saved: its digest is not that of its budget, "
@@ -96,7 +98,7 @@ def require_fitting(state: Mapping[str, Any], settings: Mapping[str, Any]) -> No
         )
 
 
-def _require_same_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if saved.get(name) != value:
             raise EngineStateError(
@@ -106,7 +108,7 @@ def _require_same_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]
             )
 
 
-def require_file_of(saved: Mapping[str, Any], ledger: Ledger) -> None:
+def _check_ledger_file(saved: Mapping[str, Any], ledger: Ledger) -> None:
     """Refuse to go on in memory with what was kept in a file: the file may hold more.
 
     Args:
@@ -121,7 +123,7 @@ def require_file_of(saved: Mapping[str, Any], ledger: Ledger) -> None:
         )
 
 
-def _require_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+def _check_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
     advice = "expected a whole one, as engine.state_dict() returned it; restore a copy."
     if lacking := sorted(set(expected) - set(part)):
         raise EngineStateError(f"{where} lacks {', '.join(lacking)}: {advice}")
@@ -132,7 +134,7 @@ def _require_fields(part: Mapping[str, Any], expected: Mapping[str, Any], where:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def _explain_load_errors() -> Iterator[None]:
     """Whatever loading makes of a part that fits nowhere, said in terms of the state."""
     try:
         yield
@@ -164,20 +166,6 @@ def read_state(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise EngineStateError(f"{path} is not a checkpoint of an engine.")
     return state
-
-
-def global_rng(seed: int | None) -> torch.Tensor | None:
-    """The state that dropout draws from, for runs that are to be repeated exactly.
-
-    Noise and sampling do not come from it, and nothing they come from is ever saved.
-    """
-    return None if seed is None else torch.get_rng_state()
-
-
-def restore_global_rng(state: torch.Tensor | None, seed: int | None) -> None:
-    """Undo `global_rng`."""
-    if state is not None and seed is not None:
-        torch.set_rng_state(state)
 
 
 @dataclass
@@ -228,7 +216,7 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything, as plain data and tensors."""
-        return stamped(
+        return _stamp(
             {
                 "settings": dict(self.settings),
                 # Copies: weights that go on changing would run ahead of the ledger beside them.
@@ -238,7 +226,8 @@ class TrainingState:
                 "budget": self.budget.state_dict(),
                 "ledger": self.ledger.to_dict(),
                 "steps_taken": self.steps_taken,
-                "rng": global_rng(self.seed),
+                # Dropout draws from it. Noise and sampling do not, and their keys are never saved.
+                "rng": None if self.seed is None else torch.get_rng_state(),
                 "radii": [group.radius for group in self.radii.groups],
                 "momentum": None if self.momentum is None else self.momentum.state_dict(),
             }
@@ -246,14 +235,14 @@ class TrainingState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; what the ledger holds beyond it stays counted."""
-        require_fitting(state, self.settings)
+        _check_state(state, self.settings)
         self.generation += 1
         # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
         saved = Ledger.from_dict(state["ledger"])
-        require_file_of(state["ledger"], self.ledger)
+        _check_ledger_file(state["ledger"], self.ledger)
         same_history = not self.ledger.events or saved.id == self.ledger.id
         lost = self.ledger.cover(saved)
-        with explained():
+        with _explain_load_errors():
             same_pass = self.loader.go_to(state["position"])
             self.budget.load_state_dict(
                 state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
@@ -263,6 +252,7 @@ class TrainingState:
             self.radii.load(state["radii"])
             if self.momentum is not None:
                 self.momentum.load_state_dict(state["momentum"])
-            restore_global_rng(state["rng"], self.seed)
+            if state["rng"] is not None and self.seed is not None:
+                torch.set_rng_state(state["rng"])
         self.steps_taken = state["steps_taken"]
         self._last_batch = None

@@ -9,269 +9,58 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
-from quietgrad import noise as noises
-from quietgrad import sampling as samplers
 from quietgrad._checks import require_count
 from quietgrad._files import replace_file
-from quietgrad._version import versions_here
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.capture.session import Capture
+from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
-from quietgrad.diagnostics.recorder import StepRecorder
 from quietgrad.engine.arguments import (
-    checked_accountant,
-    checked_delta,
-    checked_momentum,
-    checked_optimizer,
-    checked_seed,
-    described,
-    kept_in_file,
-    opened_ledger,
+    attach_ledger_file,
+    check_accountant,
+    check_delta,
+    check_momentum,
+    check_optimizer,
+    check_seed,
+    describe_settings,
+    disclose_settings,
+    open_ledger,
     require_accountable,
 )
 from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
 from quietgrad.engine.budget import Budget, NoiseSchedule
 from quietgrad.engine.checkpoint import TrainingState, read_state
-from quietgrad.engine.passes import Losses, measured, propagate
-from quietgrad.engine.update import NoisyUpdate, Radii, fitting_in_memory, require_bounded
+from quietgrad.engine.update import NoisyUpdate, Radii, check_sums, explain_memory_errors
 from quietgrad.errors import (
     BudgetExhaustedError,
     EngineStateError,
     QuietgradError,
 )
 from quietgrad.grouping.base import Group, Grouping
+from quietgrad.grouping.styles import AUTO
+from quietgrad.grouping.styles import resolve as resolve_grouping
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
-from quietgrad.methods.inner_outer import InnerOuter, Momentum
-from quietgrad.noise.sources import Noise
-from quietgrad.planning.planner import Example, resolved
+from quietgrad.methods.inner_outer import InnerOuter, Losses, Momentum
+from quietgrad.noise.sources import resolve as resolve_noise
 from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling.loader import BatchLoader, LogicalBatch
 from quietgrad.sampling.samplers import Sampler, population, require_batch_size
+from quietgrad.sampling.samplers import resolve as resolve_sampler
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Kernel, Strategy, Timings
 
 if TYPE_CHECKING:
+    from quietgrad.diagnostics.recorder import StepRecorder
+    from quietgrad.planning.planner import Example
     from quietgrad.report.inputs import AuditFindings
     from quietgrad.report.statement import Statement
 
-FORMAT = 1
 
-
-def disclosed(
-    course: TrainingState, clipping: Clipping, *, noise: str, diagnostics: bool
-) -> dict[str, Any]:
-    """Settings that never change in a run; and, under "progress", how far it has come.
-
-    Args:
-        course: of the run.
-        clipping: what bounds a sample's gradient.
-        noise: where it comes from, in words.
-        diagnostics: whether raw gradients are measured.
-    """
-    given, budget = dict(course.settings), course.budget
-    size, target, batch_size = given.pop("dataset size"), given.pop("epsilon"), given["batch_size"]
-    return {
-        "format": FORMAT,
-        **given,
-        "target_epsilon": target,
-        "dataset": _kind_of(course.loader.dataset),
-        "dataset_size": size,
-        "sample_rate": batch_size / size,
-        "normalizer": batch_size,
-        "model": type(course.model).__name__,
-        **_parameters(course),
-        "sampler": course.loader.draws.description,
-        "physical_batch_size": course.loader.physical_batch_size,
-        "steps_per_epoch": len(course.loader),
-        "planned_steps": budget.planned_steps,
-        "noise_multiplier": budget.noise_multiplier,
-        "noise_multipliers": budget.noise_levels,
-        "noise_source": noise,
-        "seeded": course.seed is not None,
-        "groups": _groups(course, clipping),
-        "diagnostics": diagnostics,
-        "versions": versions_here(),
-        "progress": _progress(course),
-    }
-
-
-def _kind_of(dataset: object) -> str:
-    """The name of its class; of a part, also that of the whole."""
-    name = type(dataset).__name__
-    return f"{name} of {_kind_of(dataset.dataset)}" if isinstance(dataset, Subset) else name
-
-
-def _parameters(course: TrainingState) -> dict[str, int]:
-    sizes = [(p.numel(), p.requires_grad) for p in course.model.parameters()]
-    return {
-        "trained_parameters": sum(size for size, trained in sizes if trained),
-        "frozen_parameters": sum(size for size, trained in sizes if not trained),
-    }
-
-
-def _groups(course: TrainingState, clipping: Clipping) -> list[dict[str, Any]]:
-    """As they were to begin with: an adaptive radius moves on from there."""
-    return [
-        {"name": group.name, "radius": radius, "bound": clipping.bound(radius), "parameters": names}
-        for group, (radius, *names) in zip(
-            course.radii.groups, course.settings["groups"], strict=True
-        )
-    ]
-
-
-def _progress(course: TrainingState) -> dict[str, Any]:
-    recorded = course.budget.state_dict()["recorded"]
-    return {
-        "steps_taken": course.steps_taken,
-        "epochs_completed": course.epochs_completed,
-        "ledger_id": course.ledger.id,
-        "ledger_steps": course.ledger.steps,
-        "steps_by_others": course.ledger.steps - recorded,
-        "radii": [group.radius for group in course.radii.groups],
-        "sensitivity": course.radii.sensitivity,
-    }
-
-
-class EngineFacts:
-    """Figures and settings of an engine. Asking changes nothing."""
-
-    _accountant: str
-    _batch_size: int
-    _budget: Budget
-    _clipping: Clipping
-    _course: TrainingState
-    _delta: float
-    _diagnostics: StepRecorder | None
-    _ledger: Ledger
-    _loader: BatchLoader
-    _noise: Noise
-    _population: int
-    _radii: Radii
-    _seed: int | None
-    _under_way: BatchAccumulator
-
-    @property
-    def batch_size(self) -> int:
-        """Expected number of samples per step, and the constant sums are divided by."""
-        return self._batch_size
-
-    @property
-    def delta(self) -> float:
-        """Probability with which the guarantee may fail."""
-        return self._delta
-
-    @property
-    def sample_rate(self) -> float:
-        """Expected share of the data set in a step."""
-        return self._batch_size / self._population
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of logical batches that :meth:`batches` yields, unless it finishes an epoch."""
-        return len(self._loader)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the sensitivity (times the schedule, if any)."""
-        return self._budget.noise_multiplier
-
-    @property
-    def noise(self) -> str:
-        """Where the noise comes from, in words."""
-        seeded = "" if self._seed is None else ", seeded: protects nobody"
-        return f"{self._noise.description}{seeded}"
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups of parameters that are clipped together, with their radii."""
-        return self._radii.groups
-
-    @property
-    def sensitivity(self) -> float:
-        """How far one sample can move the sum of clipped gradients (Euclidean)."""
-        return self._radii.sensitivity
-
-    @property
-    def steps_taken(self) -> int:
-        """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
-        return self._course.steps_taken
-
-    @property
-    def epochs_completed(self) -> int:
-        """Number of whole passes behind the weights; a resumed loop starts here."""
-        return self._course.epochs_completed
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether the target, if there is one, leaves room for another step."""
-        try:
-            self._budget.require_room(self.steps_taken, pass_number=self.epochs_completed)
-        except BudgetExhaustedError:
-            return False
-        return True
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was released, by this engine and by others that share it."""
-        return self._ledger
-
-    @property
-    def planned_steps(self) -> int | None:
-        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
-        return self._budget.planned_steps
-
-    @property
-    def nonfinite_samples(self) -> int:
-        """Samples dropped so far for a non-finite gradient. Read from raw data: NOT private."""
-        return self._under_way.nonfinite_samples
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """What all steps so far have spent: an upper bound, 0 before the first step."""
-        at = self.delta if delta is None else delta
-        return self._ledger.epsilon(at, accountant=self._accountant)
-
-    def settings(self) -> dict[str, Any]:
-        """What only the engine knows of a run, as plain data that JSON holds.
-
-        All but "progress" stays the same during a run. A run folder keeps it as ``settings.json``.
-        """
-        return disclosed(
-            self._course,
-            self._clipping,
-            noise=self.noise,
-            diagnostics=self._diagnostics is not None,
-        )
-
-    def report(
-        self,
-        path: str | Path | None = None,
-        *,
-        audit: AuditFindings | None = None,
-        metrics: Iterable[Mapping[str, Any]] = (),
-    ) -> Statement:
-        """The privacy report so far: what is promised, to whom, and what is not covered.
-
-        Args:
-            path: writes it there, as one HTML file that needs nothing else.
-            audit: what an audit of such training found: its result, or its JSON object.
-            metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
-                "epsilon". They are shown as they are: pass none that was read from training data.
-        """
-        from quietgrad import report  # its templates are needed by nobody else
-
-        statement = report.statement_of_engine(
-            self._ledger, self.settings(), audit=audit, metrics=metrics
-        )
-        if path is not None:
-            report.write(statement, path)
-        return statement
-
-
-class PrivacyEngine(EngineFacts):
+class PrivacyEngine:
     """Trains a model with differential privacy: ``batches``, ``backward``, ``step``.
 
     Each logical batch is a Poisson sample of the data set. ``backward`` clips every sample's
@@ -360,23 +149,23 @@ class PrivacyEngine(EngineFacts):
         seed: int | None = None,
     ) -> None:
         refuse_distributed(model)
-        checked_optimizer(optimizer)
+        check_optimizer(optimizer)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
-        self._delta = checked_delta(delta, self._population)
-        self._accountant = checked_accountant(accountant)
+        self._delta = check_delta(delta, self._population)
+        self._accountant = check_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
-        self._noise = noises.resolve(noise, checked_seed(seed))
+        self._noise = resolve_noise(noise, check_seed(seed))
         self._seed = seed
         adaptive = radius if isinstance(radius, AdaptiveRadius) else None
         start = radius.start if isinstance(radius, AdaptiveRadius) else radius
-        groups = resolved(grouping, model, start, example)
+        groups = _resolve_groups(grouping, model, start, example)
         self._radii = Radii(groups, self._clipping, adaptive, self._batch_size)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
         self._timings = Timings[Kernel]() if seed is None else None
-        draws = samplers.resolve(sampling).bind(self._population, self._batch_size)
+        draws = resolve_sampler(sampling).bind(self._population, self._batch_size)
         loader = BatchLoader(
             dataset,
             draws,
@@ -387,7 +176,7 @@ class PrivacyEngine(EngineFacts):
             seed=seed,
         )
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
-        self._ledger = opened_ledger(ledger, adjacency, draws.accounting)
+        self._ledger = open_ledger(ledger, adjacency, draws.accounting)
         require_accountable(accountant, draws.accounting, self._ledger.adjacency)
         self._budget = Budget(
             self._ledger,
@@ -400,8 +189,8 @@ class PrivacyEngine(EngineFacts):
             schedule=noise_schedule,
             source=noise if seed is None else "seeded",
         )
-        self._radii.require_payable(lambda: self._budget.noise_multiplier, noise_schedule)
-        settings = described(
+        self._radii.require_payable(self._budget, noise_schedule)
+        settings = describe_settings(
             optimizer=optimizer,
             sampling=draws.accounting,
             clipping=self._clipping,
@@ -422,9 +211,9 @@ class PrivacyEngine(EngineFacts):
         self._momentum = (
             None
             if momentum is None
-            else Momentum(checked_momentum(momentum, optimizer), self._trained)
+            else Momentum(check_momentum(momentum, optimizer), self._trained)
         )
-        self._course = TrainingState(
+        self._state = TrainingState(
             model,
             optimizer,
             loader,
@@ -437,24 +226,21 @@ class PrivacyEngine(EngineFacts):
         )
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._diagnostics = diagnostics
-        self._standing, self._one_at_a_time = ViolationLatch(), ExclusiveCall()
-        self._under_way = BatchAccumulator(self._radii.limits)
-        self._walk = BatchIterator(
-            self._course,
-            self._under_way,
-            on_batch=self._require_usable,
-            on_micro_batch=lambda size, verify: self._capture.begin(size, verify=verify),
-        )
+        self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
+        self._batch = BatchAccumulator(self._radii.limits)
         self._capture = Capture(model, when=lambda: model.training)
-        self._capture.on_detach, self._capture.on_refusal = self.detach, self._standing.note
+        self._iterator = BatchIterator(
+            self._state, self._batch, self._capture, require_usable=self._require_usable
+        )
+        self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
         try:
-            self._release = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum)
+            self._update = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum)
         except QuietgradError:
             self._capture.detach()
             raise
         self._attached = True
         try:
-            kept_in_file(self._ledger, ledger)
+            attach_ledger_file(self._ledger, ledger)
         except QuietgradError:
             self.detach()
             raise
@@ -467,9 +253,9 @@ class PrivacyEngine(EngineFacts):
         A batch may be empty: it has no micro-batches, and its step still adds noise.
         """
         self._require_usable()
-        self._under_way.require_none()
+        self._batch.require_none()
         self._budget.require_room(self.steps_taken)
-        return self._walk.epoch()
+        return self._iterator.epoch()
 
     def backward(self, losses: Losses) -> None:
         """Clip every sample's gradient of the current micro-batch and add it to the sum.
@@ -477,17 +263,20 @@ class PrivacyEngine(EngineFacts):
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
         """
-        with self._one_at_a_time:
+        with self._exclusive:
             self._require_usable()
-            with self._under_way.adding() as size:
+            with self._batch.adding() as size:
                 evaluator = Evaluator(*self._evaluator_options, self._timings)
-                sums = self._under_way.sums
+                sums = self._batch.sums
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
-                sink, keep = measured(self._diagnostics, self.steps_taken, reducer, size)
-                with self._standing.watched(), fitting_in_memory(size):
-                    propagate(self._capture, losses, sink, self._momentum)
+                sink, keep = self._watch(reducer, size)
+                with self._violations.watched(), explain_memory_errors(size):
+                    if self._momentum is not None:
+                        self._momentum.backward(self._capture, losses, sink)
+                    else:
+                        self._capture.backward(losses() if callable(losses) else losses, sink)
                     reducer.finish()
-                self._under_way.add(reducer)
+                self._batch.add(reducer)
                 keep()
 
     def step(self) -> None:
@@ -495,9 +284,9 @@ class PrivacyEngine(EngineFacts):
 
         Noise is added to every trainable parameter, whether or not a sample used it.
         """
-        with self._one_at_a_time:
+        with self._exclusive:
             self._require_usable()
-            self._released(self._under_way.require_complete())
+            self._release_batch(self._batch.require_complete())
 
     # -- in between ----------------------------------------------------------------------------
 
@@ -505,15 +294,15 @@ class PrivacyEngine(EngineFacts):
         """Drop the logical batch under way; nothing of it is released."""
         self._require_attached()
         self._capture.begin()
-        self._release.clear()
-        self._under_way.drop()
+        self._update.clear()
+        self._batch.drop()
 
     def detach(self) -> None:
         """Leave the model and the optimizer exactly as they were before attaching."""
         if self._attached:
             self._capture.detach()
-            self._release.detach()
-            self._under_way.end()
+            self._update.detach()
+            self._batch.end()
             self._attached = False
 
     # -- checkpoints ---------------------------------------------------------------------------
@@ -534,12 +323,12 @@ class PrivacyEngine(EngineFacts):
         Unlike a module's ``state_dict`` it is a copy, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
-        self._standing.require_sound()
-        if self._under_way.is_begun:
+        self._violations.check()
+        if self._batch.is_begun:
             raise EngineStateError(
                 "a batch is under way: save between engine.step() and the next batch."
             )
-        return self._course.state_dict()
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in an engine made with the same arguments.
@@ -548,9 +337,127 @@ class PrivacyEngine(EngineFacts):
         lost in a crash, or undone by loading an earlier state, are spent all the same.
         """
         self._require_usable()
-        if self._under_way.is_begun:
+        if self._batch.is_begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
-        self._course.load_state_dict(state)
+        self._state.load_state_dict(state)
+
+    # -- figures and settings; asking changes nothing -------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Expected number of samples per step, and the constant sums are divided by."""
+        return self._batch_size
+
+    @property
+    def delta(self) -> float:
+        """Probability with which the guarantee may fail."""
+        return self._delta
+
+    @property
+    def sample_rate(self) -> float:
+        """Expected share of the data set in a step."""
+        return self._batch_size / self._population
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of logical batches that :meth:`batches` yields, unless it finishes an epoch."""
+        return len(self._loader)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity (times the schedule, if any)."""
+        return self._budget.noise_multiplier
+
+    @property
+    def noise(self) -> str:
+        """Where the noise comes from, in words."""
+        seeded = "" if self._seed is None else ", seeded: protects nobody"
+        return f"{self._noise.description}{seeded}"
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of parameters that are clipped together, with their radii."""
+        return self._radii.groups
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one sample can move the sum of clipped gradients (Euclidean)."""
+        return self._radii.sensitivity
+
+    @property
+    def steps_taken(self) -> int:
+        """Number of updates in the weights. The ledger may hold more: lost ones count as spent."""
+        return self._state.steps_taken
+
+    @property
+    def epochs_completed(self) -> int:
+        """Number of whole passes behind the weights; a resumed loop starts here."""
+        return self._state.epochs_completed
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the target, if there is one, leaves room for another step."""
+        try:
+            self._budget.require_room(self.steps_taken, pass_number=self.epochs_completed)
+        except BudgetExhaustedError:
+            return False
+        return True
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was released, by this engine and by others that share it."""
+        return self._ledger
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
+        return self._budget.planned_steps
+
+    @property
+    def nonfinite_samples(self) -> int:
+        """Samples dropped so far for a non-finite gradient. Read from raw data: NOT private."""
+        return self._batch.nonfinite_samples
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """What all steps so far have spent: an upper bound, 0 before the first step."""
+        at = self.delta if delta is None else delta
+        return self._ledger.epsilon(at, accountant=self._accountant)
+
+    def settings(self) -> dict[str, Any]:
+        """What only the engine knows of a run, as plain data that JSON holds.
+
+        All but "progress" stays the same during a run. A run folder keeps it as ``settings.json``.
+        """
+        return disclose_settings(
+            self._state,
+            self._clipping,
+            noise=self.noise,
+            diagnostics=self._diagnostics is not None,
+        )
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        audit: AuditFindings | None = None,
+        metrics: Iterable[Mapping[str, Any]] = (),
+    ) -> Statement:
+        """The privacy report so far: what is promised, to whom, and what is not covered.
+
+        Args:
+            path: writes it there, as one HTML file that needs nothing else.
+            audit: what an audit of such training found: its result, or its JSON object.
+            metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
+                "epsilon". They are shown as they are: pass none that was read from training data.
+        """
+        from quietgrad import report  # its templates are needed by nobody else
+
+        statement = report.statement_of_engine(
+            self._ledger, self.settings(), audit=audit, metrics=metrics
+        )
+        if path is not None:
+            report.write(statement, path)
+        return statement
 
     def __repr__(self) -> str:
         groups = f"{len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
@@ -570,31 +477,50 @@ class PrivacyEngine(EngineFacts):
     def _trained(self) -> dict[str, nn.Parameter]:
         return self._capture.parameters.trainable()
 
+    def _watch(self, reducer: ClippedReducer, samples: int) -> tuple[Sink, Callable[[], None]]:
+        if self._diagnostics is None:
+            return reducer, _do_nothing
+        return self._diagnostics.watch(self.steps_taken, reducer, samples)
+
     def _require_usable(self) -> None:
-        self._release.forbid()
+        self._update.revoke_step()
         refuse_distributed()  # a process group may come later
         self._require_attached()
-        self._standing.require_sound()
+        self._violations.check()
 
     def _require_attached(self) -> None:
         if not self._attached:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
-    def _released(self, batch: LogicalBatch) -> None:
+    def _release_batch(self, batch: LogicalBatch) -> None:
         self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
-        with self._standing.watched():
+        with self._violations.watched():
             self._capture.check_trainable_set()
-            self._release.require_same_parameters()
-            require_bounded(self._under_way.sums, self.groups, self._clipping, batch.size)
+            self._update.require_same_parameters()
+            check_sums(self._batch.sums, self.groups, self._clipping, batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent.
         sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
         try:
-            self._under_way.spend()
+            self._batch.spend()
             # Also if the optimizer fails: part of the update may be in the weights by then.
-            step = self._course.advance(batch)
-            sums, std = self._under_way.sums, self._radii.sum_multiplier(sigma) * self.sensitivity
-            self._release.update(sums, step=step, std=std, divisor=self._batch_size)
-            self._radii.adapt(self._under_way.tally, self._noise)
+            step = self._state.advance(batch)
+            sums, std = self._batch.sums, self._radii.sum_multiplier(sigma) * self.sensitivity
+            self._update.update(sums, step=step, std=std, divisor=self._batch_size)
+            self._radii.adapt(self._batch.tally, self._noise)
         finally:
-            self._under_way.end()
+            self._batch.end()
             self._capture.begin()  # a forward from here on has nothing to do with this batch
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _resolve_groups(
+    spec: str | Grouping, model: nn.Module, radius: float | None, example: Example | None
+) -> tuple[Group, ...]:
+    if spec == AUTO or example is not None:
+        from quietgrad.planning.planner import resolve_groups  # nobody else needs the planner
+
+        return resolve_groups(spec, model, radius, example)
+    return resolve_grouping(spec, model, radius)

@@ -1,29 +1,31 @@
-"""A micro-batch that does not fit in memory."""
+"""From clipped sums to an update: their bound, the radii, the noise and the optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quietgrad import grouping as groupings
 from quietgrad.capture import refusals
-from quietgrad.capture.session import Capture
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
-from quietgrad.grouping.base import Group
+from quietgrad.grouping.base import Group, sensitivity
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
-from quietgrad.methods.inner_outer import Momentum
 from quietgrad.noise.sources import Noise
+
+if TYPE_CHECKING:
+    from quietgrad.capture.session import Capture
+    from quietgrad.engine.budget import Budget
+    from quietgrad.methods.inner_outer import Momentum
 
 
 @contextmanager
-def fitting_in_memory(samples: int) -> Iterator[None]:
+def explain_memory_errors(samples: int) -> Iterator[None]:
     """Say which size to try, if memory runs out in here; the micro-batch can be dropped."""
     try:
         yield
@@ -42,7 +44,7 @@ def fitting_in_memory(samples: int) -> Iterator[None]:
 _ROUNDING = 1e-3
 
 
-def require_bounded(
+def check_sums(
     sums: Mapping[str, Tensor], groups: Sequence[Group], clipping: Clipping, samples: int
 ) -> None:
     """Refuse sums that so many clipped gradients cannot have, or that are not finite.
@@ -133,7 +135,7 @@ class Radii:
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum."""
-        return groupings.sensitivity(self.groups, self._clipping)
+        return sensitivity(self.groups, self._clipping)
 
     def limits(self) -> Tensor | None:
         """The radii that norms are counted against, ``[M]``; None if nothing is counted."""
@@ -141,7 +143,7 @@ class Radii:
             return None
         return torch.tensor([group.radius for group in self.groups], dtype=torch.float64)
 
-    def require_payable(self, noise_multiplier: Callable[[], float], schedule: object) -> None:
+    def require_payable(self, budget: Budget, schedule: object) -> None:
         """Refuse counts that cost more than a whole step may."""
         if self._adaptive is None:
             return
@@ -150,7 +152,7 @@ class Radii:
                 "an adaptive radius shares the noise of every step with a count, and noise_schedule"
                 " changes it from step to step: leave one of them out"
             )
-        self.sum_multiplier(noise_multiplier())
+        self.sum_multiplier(budget.noise_multiplier)
 
     def sum_multiplier(self, noise_multiplier: float) -> float:
         """The noise multiplier of the sum, where a count shares the cost of the step."""
@@ -227,7 +229,7 @@ class NoisyUpdate:
             totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
             gradients = self._noise.add(totals, std, divisor)
             if self._momentum is not None:
-                gradients = self._momentum.carried_on(gradients)
+                gradients = self._momentum.apply_outer(gradients)
                 self._momentum.remember()
             for parameter, gradient in zip(trained.values(), gradients, strict=True):
                 parameter.grad = _like(parameter, gradient)
@@ -243,7 +245,7 @@ class NoisyUpdate:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def forbid(self) -> None:
+    def revoke_step(self) -> None:
         """Take back a leave to step that an interrupt may have left."""
         self._is_due = False
 

@@ -7,13 +7,12 @@ Differentially-Private Learning via Clipping Bias Reduction" (IEEE S&P 2023).
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.augmentation import SelfAugmentation
 from quietgrad.methods.batch_clipping import BatchClipping
-from quietgrad.methods.inner_outer import InnerOuter, Momentum, PerSampleMomenta
+from quietgrad.methods.inner_outer import InnerOuter, Momentum
 
 __all__ = [
     "AdaptiveRadius",
     "BatchClipping",
     "InnerOuter",
     "Momentum",
-    "PerSampleMomenta",
     "SelfAugmentation",
 ]

@@ -1,23 +1,27 @@
-"""Options of inner-outer momentum."""
+"""Inner-outer momentum: what is clipped is a sample's gradient at present and at past weights.
+
+Algorithm 2 of "A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction"
+(Xiao, Xiang, Wang and Devadas, 2023).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from quietgrad import clipping as clippings
 from quietgrad._checks import require_choice, require_count, require_rate
-from quietgrad.capture.tape import Sink
-from quietgrad.clipping import Clipping
-from quietgrad.errors import ChangedGradientError
+from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
 from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import combine
-from quietgrad.functional import per_sample_grads
+
+if TYPE_CHECKING:
+    from quietgrad.capture.session import Capture
+    from quietgrad.capture.tape import Sink
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def _require_weight(name: str, value: object, meaning: str) -> None:
 
 
 Weights = Mapping[str, Tensor]
+Losses = Tensor | Callable[[], Tensor]
+"""One loss per sample, or a function that computes them."""
 
 
 class Momentum:
@@ -110,10 +116,34 @@ class Momentum:
         self._past: list[dict[str, Tensor]] = []  # the latest first
         self._outer: list[Tensor] | None = None
 
-    @property
-    def needs_closure(self) -> bool:
-        """Whether losses have to be computed more than once."""
-        return self._options.past > 0
+    def backward(self, capture: Capture, losses: Losses, sink: Sink) -> None:
+        """Back-propagate a micro-batch at past and present weights.
+
+        Args:
+            capture: attached to the model.
+            losses: a function that computes one loss per sample; a tensor if only outer momentum
+                is used.
+            sink: receives the factor of every parameter's inner momentum, once.
+        """
+        if not self._options.past:
+            capture.backward(losses() if callable(losses) else losses, sink)
+            return
+        if not callable(losses):
+            raise LossError(
+                "inner momentum computes the losses again at past weights, and backward() was "
+                f"given a {type(losses).__name__}: pass a function that computes them, such as "
+                "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
+            )
+        past, closure = PastFactors(), _RepeatedLosses(losses, capture)
+        expected = closure.rehearse()  # at the present weights, before all others
+        for weight, weights in self.past_visits():
+            with self.at(weights):
+                capture.backward(closure(), past, scale=weight)
+        merger = FactorMerger(past, sink)
+        present = closure()
+        _require_repeated(expected, present)
+        capture.backward(present, merger, scale=self.present_weight())
+        merger.finish()
 
     def past_visits(self) -> list[tuple[float, Weights]]:
         """Past weights, the oldest first, and how much their gradients count."""
@@ -154,7 +184,7 @@ class Momentum:
             room[name].copy_(parameter.detach())
         self._past.insert(0, room)
 
-    def carried_on(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def apply_outer(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The released gradients with what is carried on of those before (eq. 14)."""
         carried = self._options.carried
         if not carried:
@@ -237,43 +267,67 @@ class FactorMerger:
         return factors
 
 
-class PerSampleMomenta:
-    """An exponential average of the gradients of every single sample, kept for all of them.
+class _RepeatedLosses:
+    """Losses of the same samples, in the same order, with the same random draws, at any weights.
 
-    For small models and data, to compare with: memory grows with samples times parameters, every
-    sample takes part in every step, and there is neither noise nor a ledger. Not private.
-
-    Args:
-        model: any module.
-        closure: computes the losses of all samples, in the same order each time.
-        gamma: the weight of the latest gradient; of the average before it, the rest.
-        clipping: what each momentum is clipped by; the paper normalizes it.
-        radius: to which norm.
+    Were row i another sample's in another pass, one sample would be in several clipped sums. So the
+    model's inputs are compared in every pass; and, as labels are not seen, a rehearsal of the
+    function at the same weights must give the same losses, where the engine verifies: just before
+    the first pass, and at the present weights before all passes.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        closure: Callable[[], Tensor],
-        gamma: float,
-        *,
-        clipping: str | Clipping = "auto-v",
-        radius: float = 1.0,
-    ) -> None:
-        self._model, self._closure = model, closure
-        self._gamma = require_rate("gamma", gamma)
-        self._clipping, self._radius = clippings.resolve(clipping), radius
-        self._momenta = per_sample_grads(model, closure)
+    def __init__(self, closure: Callable[[], Tensor], capture: Capture) -> None:
+        self._closure, self._capture = closure, capture
+        self._draws = torch.get_rng_state()
+        self._first: list[Tensor] | None = None
 
-    def clipped_sum(self) -> dict[str, Tensor]:
-        """The sum of the clipped momenta by parameter (line 4)."""
-        flat = torch.cat([rows.flatten(1) for rows in self._momenta.values()], 1)
-        weights = self._clipping.weights(flat.norm(dim=1), self._radius)
-        return {
-            name: torch.einsum("b,b...->...", weights, rows) for name, rows in self._momenta.items()
-        }
+    def __call__(self) -> Tensor:
+        expected = self.rehearse() if self._first is None else None
+        torch.set_rng_state(self._draws)
+        losses = self._closure()
+        _require_repeated(expected, losses)
+        inputs = self._capture.arguments()
+        if self._first is None:
+            # Copies: the function may write to its own tensors.
+            self._first = [tensor.detach().clone() for tensor in inputs]
+        elif len(inputs) != len(self._first) or not all(map(_same, inputs, self._first)):
+            raise SampleMixingError(
+                "the function passed to backward() called the model with other inputs at past "
+                "weights than at the others: samples that change places are not clipped as one. "
+                "Draw them before, outside of the function (random views are repeated by "
+                "themselves if they are drawn by torch's own generator: BatchClipping without "
+                "seed=)."
+            )
+        return losses
 
-    def update(self) -> None:
-        """Average in the gradients at the weights as they are now (line 7)."""
-        for name, rows in per_sample_grads(self._model, self._closure).items():
-            self._momenta[name].mul_(1 - self._gamma).add_(rows, alpha=self._gamma)
+    def rehearse(self) -> Tensor | None:
+        """The losses at the weights of now, without a trace; None where nothing is verified."""
+        if not self._capture.is_verifying:
+            return None
+        torch.set_rng_state(self._draws)
+        with self._capture.rehearsal():
+            return self._closure().detach().clone()
+
+
+def _require_repeated(expected: Tensor | None, losses: Tensor) -> None:
+    if expected is not None and not _close(expected, losses.detach()):
+        raise SampleMixingError(
+            "the function passed to backward() gave other losses when it was called again at "
+            "the same weights: samples or labels that change places are not clipped as one. "
+            "Draw them before, outside of the function, and let random layers draw by torch's "
+            "own generator (BatchClipping without seed=)."
+        )
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """But for rounding: what is captured may be computed by other kernels."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    slack = torch.finfo(one.dtype).eps ** 0.5
+    return torch.allclose(one, other, rtol=slack, atol=slack, equal_nan=True)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -182,7 +182,7 @@ Example = tuple[Any, LossFunction]
 """A batch of public shape, and the loss: ``loss_fn(model, batch)``."""
 
 
-def resolved(
+def resolve_groups(
     spec: str | Grouping, model: nn.Module, radius: float | None, example: Example | None
 ) -> tuple[Group, ...]:
     """The groups of a model, where "auto" is planned for an example.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -71,10 +70,3 @@ def test_inner_momentum_with_all_past_weights_is_algorithm_1():
         reference.update()
         for name, weights in weights_of(model).items():
             torch.testing.assert_close(weights, weights_of(twin)[name], rtol=1e-7, atol=1e-8)
-
-
-def test_gamma_is_a_share():
-    model, data = made("mlp")
-    x, y = data.tensors
-    with pytest.raises(ValueError, match="gamma"):
-        PerSampleMomenta(model, lambda: losses(model, x, y), gamma=0.0)

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from quietgrad.engine.passes import propagate
 from tests.contract.oracle import loop
 from torch import nn
 
@@ -51,7 +50,7 @@ def summed(model, momentum, groups, function, compute, x, y):
     try:
         capture.begin(len(x), verify=True)
         reducer = ClippedReducer(groups, clipping.resolve(function), Evaluator("auto"), len(x))
-        propagate(capture, lambda: compute(model, x, y), reducer, momentum)
+        momentum.backward(capture, lambda: compute(model, x, y), reducer)
         reducer.finish()
     finally:
         capture.detach()

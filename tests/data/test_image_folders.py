@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quietgrad import data
-from quietgrad.data.images import CLASSES
+from quietgrad.data.images import IMAGENETTE_CLASSES
 from quietgrad.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -80,7 +80,7 @@ def picture(path, colour, size=(30, 20), **options):
 
 def imagenette(folder):
     for part, blue in (("train", 200), ("val", 0)):
-        for number, name in enumerate(CLASSES):
+        for number, name in enumerate(IMAGENETTE_CLASSES):
             picture(folder / part / name / f"{name}_1.JPEG", (number * 20, 0, blue))
     return folder
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import quietgrad as qg
 from quietgrad import data
 from quietgrad.cli import main
-from quietgrad.data.base import own_folder
-from quietgrad.data.datasets import known_tests
+from quietgrad.data.records import count_copies
+from quietgrad.data.sources import own_folder
 
 
 def here(name):
@@ -145,7 +145,7 @@ def test_adult():
 )
 def test_records_on_both_sides_are_few(name, options, expected):
     here(name)
-    assert known_tests(data.load(name, **options)) == expected
+    assert count_copies(data.load(name, **options)) == expected
 
 
 def test_resnet18():

@@ -9,7 +9,7 @@ import torch
 from tests.data.test_data import idx, pixels
 
 from quietgrad import data
-from quietgrad.data.datasets import require_sound
+from quietgrad.data.records import require_sound
 from quietgrad.errors import DataError
 
 

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts, from made packages and folders."""
+"""Texts and pairs of texts, from synthetic packages and folders."""
 
 import gzip
 import zipfile
@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from quietgrad import data
-from quietgrad.data import text
+from quietgrad.data import text as readers
 from quietgrad.errors import DataError
 
 
@@ -23,7 +23,7 @@ def imdb_wheel(path, text):
 
 def test_imdb_in_a_package(tmp_path):
     rows = "".join(f'"{i}, a ""film""\nof note",positive\n{i} bad,negative\n' for i in range(200))
-    found = text.imdb_from_package(imdb_wheel(tmp_path, "review,sentiment\n" + rows))
+    found = readers.imdb_from_package(imdb_wheel(tmp_path, "review,sentiment\n" + rows))
     assert found.classes == ("negative", "positive")
     assert len(found.train_texts) + len(found.test_texts) == 400
     assert 140 < len(found.train_texts) < 260
@@ -37,7 +37,7 @@ def test_imdb_in_a_package(tmp_path):
 
 
 def test_the_side_of_a_review_is_fixed():
-    sides = [text.is_for_tests(text) for text in ("good", "bad", "ugly", "café")]
+    sides = [readers.is_for_tests(text) for text in ("good", "bad", "ugly", "café")]
     assert sides == [False, True, True, False]
 
 
@@ -54,7 +54,7 @@ def test_the_side_of_a_review_is_fixed():
 )
 def test_wrong_reviews(tmp_path, text, said):
     with pytest.raises(DataError, match=said):
-        text.imdb_from_package(imdb_wheel(tmp_path, text))
+        readers.imdb_from_package(imdb_wheel(tmp_path, text))
 
 
 @pytest.mark.parametrize("below", ["", "aclImdb"])
@@ -190,8 +190,8 @@ def test_wikitext_2_in_a_package(tmp_path):
         f"{folder}/{part}.raw.gz": gzip.compress(f" = {part} = é".encode())
         for part in ("train", "valid", "test")
     }
-    found = text.wikitext_2_from_package(wheel_with(tmp_path / "package.whl", **packed))
+    found = readers.wikitext_2_from_package(wheel_with(tmp_path / "package.whl", **packed))
     assert found.valid == " = valid = é"
     packed[f"{folder}/test.raw.gz"] = packed[f"{folder}/test.raw.gz"][:-4]
     with pytest.raises(DataError, match="not a whole gzip file"):
-        text.wikitext_2_from_package(wheel_with(tmp_path / "cut.whl", **packed))
+        readers.wikitext_2_from_package(wheel_with(tmp_path / "cut.whl", **packed))

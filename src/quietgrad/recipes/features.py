@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from quietgrad import data
-from quietgrad.data.fetch import made_cache
+from quietgrad.data.cache import made_cache
 from quietgrad.features.normalization import standardized
 from quietgrad.features.scattering import Scattering
 from quietgrad.recipes.recipe import LoadData, Places, Split

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from quietgrad import data
-from quietgrad.data.base import own_folder
+from quietgrad.data.sources import own_folder
 from quietgrad.errors import MissingExtraError
 from quietgrad.recipes.encoders import Logits, encoder_folder, tokenizer, transformers
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split, Task

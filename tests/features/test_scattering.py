@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from quietgrad.features import Scattering
-from quietgrad.features.scattering import lowpass, morlet
+from quietgrad.features import Scattering, lowpass, morlet
 
 
 def images(count=3, channels=1, size=16):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from figures.panels import Color, Curve, Panel, Picture, Style
-from quietgrad.nn.resnets import resnet9
+from quietgrad.nn.models import resnet9
 from quietgrad.planning.planner import plan
 from quietgrad.planning.result import Option, Plan
 

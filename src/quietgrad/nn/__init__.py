@@ -1,12 +1,19 @@
-"""Networks that train well under privacy, and changes that make others do so.
+"""Networks that train well under privacy, and `harden`, which adapts others to it.
 
 The networks are those of the papers whose results they are compared by, with their exact numbers of
 parameters. All of them are ordinary modules: nothing here is needed for privacy.
 """
 
 from quietgrad.nn.harden import Change, Hardened, harden
-from quietgrad.nn.models import gru_classifier, tanh_cnn_28, tanh_cnn_32
-from quietgrad.nn.resnets import imagenet_normalized, resnet9, resnet18, resnet20
+from quietgrad.nn.models import (
+    gru_classifier,
+    imagenet_normalized,
+    resnet9,
+    resnet18,
+    resnet20,
+    tanh_cnn_28,
+    tanh_cnn_32,
+)
 from quietgrad.nn.standardization import (
     Standardize,
     WeightStandardization,

@@ -1,4 +1,4 @@
-"""What was changed in a model, in words."""
+"""`harden`: a copy of a model with GroupNorm for BatchNorm, and a list of what was changed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Change:
 
     Attributes:
         path: of the module in the model that was given; empty for the model itself.
-        was: what it was.
-        now: what it is.
-        left_because: why it is what it was, although a change was asked for.
+        was: the layer before.
+        now: the layer after.
+        left_because: why it is unchanged, although a change was asked for.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Change:
         place = self.path or "the model itself"
         if self.made:
             return f"{place}: {self.was} -> {self.now}"
-        return f"{place}: {self.was} left as it is: {self.left_because}"
+        return f"{place}: {self.was} left unchanged: {self.left_because}"
 
 
 @dataclass(frozen=True)
@@ -64,53 +64,8 @@ class Hardened:
             return f"{kind}: nothing changed"
         made = sum(change.made for change in self.changes)
         left = len(self.changes) - made
-        counts = f"{made} changed" + (f", {left} left as they were" if left else "")
+        counts = f"{made} changed" + (f", {left} left unchanged" if left else "")
         return "\n".join([f"{kind}: {counts}", *(f"  {change}" for change in self.changes)])
-
-
-Replace = Callable[[str, nn.Module], nn.Module | None]
-"""What shall be in the place of a module of this path; None if it stays."""
-
-
-def replaced(model: nn.Module, replace: Replace) -> tuple[nn.Module, list[Change]]:
-    """The model with some of its modules replaced, in place, and what was replaced.
-
-    A module that is used in several places is replaced by one, too.
-    """
-    changes: list[Change] = []
-    instead: dict[nn.Module, nn.Module] = {}
-    for path, module in model.named_modules():
-        new = replace(path, module)
-        if new is not None:
-            instead[module] = new.train(module.training)
-            changes.append(Change(path, described(module), described(new)))
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():  # named_children leaves out second names
-            if child in instead:
-                parent._modules[name] = instead[child]
-    return instead.get(model, model), changes
-
-
-def described(module: nn.Module) -> str:
-    """What kind of layer it is, in short."""
-    if isinstance(module, _BatchNorm):
-        return f"{type(module).__name__}({module.num_features} channels)"
-    if isinstance(module, nn.GroupNorm):
-        groups = f"{module.num_groups} group{'s' if module.num_groups > 1 else ''}"
-        return f"GroupNorm({groups}, {module.num_channels} channels)"
-    return repr(module)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something else runs when the module does, which a replacement would not know."""
-    return any(
-        (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
-    )
 
 
 _RECTIFIERS = (
@@ -119,77 +74,6 @@ _RECTIFIERS = (
 )
 _ELSEWHERE = "its place is fixed by the code that calls it, not by a Sequential"
 _ALONE = "it does not stand between a convolution or linear layer and an activation"
-
-
-def is_rectifier(module: nn.Module) -> bool:
-    """Whether it is an activation of the kind of ReLU: no gate, no squashing, no parameters."""
-    return type(module) in _RECTIFIERS
-
-
-def activations_first(model: nn.Module) -> list[Change]:
-    """Swap each normalization with the activation behind it, in place; tell of those left."""
-    changes: list[Change] = []
-    settled: set[nn.Module] = set()  # moved, or in the right place
-    seen: set[nn.Module] = set()
-    for path, module in model.named_modules():
-        if _runs_in_order(module):
-            assert isinstance(module, nn.Sequential)
-            settled |= _behind_activations(module)
-            changes += _swaps(path, module, settled)
-            seen |= set(module)
-    for path, module in model.named_modules():
-        if isinstance(module, nn.GroupNorm) and module not in settled:
-            what = described(module)
-            changes.append(Change(path, what, what, _ALONE if module in seen else _ELSEWHERE))
-    return changes
-
-
-def _runs_in_order(module: nn.Module) -> bool:
-    """Whether it is a Sequential without code of its own."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _behind_activations(sequence: nn.Sequential) -> set[nn.Module]:
-    layers = list(sequence)
-    return {
-        norm
-        for activation, norm in pairwise(layers)
-        if isinstance(norm, nn.GroupNorm) and _is_activation(activation)
-    }
-
-
-def _swaps(path: str, sequence: nn.Sequential, settled: set[nn.Module]) -> list[Change]:
-    names = list(sequence._modules)
-    layers = list(sequence)
-    changes: list[Change] = []
-    for place in range(len(layers) - 2):
-        before, norm, activation = layers[place : place + 3]
-        if not (
-            isinstance(before, _ConvNd | nn.Linear)
-            and isinstance(norm, nn.GroupNorm)
-            and _is_activation(activation)
-        ):
-            continue
-        was = _in_words(norm, activation)
-        layers[place + 1 : place + 3] = activation, norm
-        if not all(name.isdigit() for name in names):  # numbers are places, other names are not
-            names[place + 1 : place + 3] = reversed(names[place + 1 : place + 3])
-        changes.append(Change(path, was, _in_words(activation, norm)))
-        settled.add(norm)
-    if changes:
-        sequence._modules.clear()
-        sequence._modules.update(zip(names, layers, strict=True))
-    return changes
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return is_rectifier(module) or isinstance(module, nn.Tanh | nn.Hardtanh | nn.PReLU)
-
-
-def _in_words(*layers: nn.Module) -> str:
-    return ", ".join(map(described, layers))
-
-
 _MOST_GROUPS = 32
 _LEAST_CHANNELS = 4  # in a group: one alone, on a map of one pixel, would be normalized to zero
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -237,12 +121,12 @@ def harden(
         _require_makes_module(activation)
     for path, module in model.named_modules():
         _require_replaceable(path, module)
-    hardened, changes = replaced(copy.deepcopy(model), partial(_group_norm, groups))
+    hardened, changes = _replace_modules(copy.deepcopy(model), partial(_group_norm, groups))
     if activation is not None:
-        hardened, more = replaced(hardened, partial(_activation, activation))
+        hardened, more = _replace_modules(hardened, partial(_activation, activation))
         changes += more or _none_found(hardened)
     if order is not None:
-        changes += activations_first(hardened)
+        changes += _activations_first(hardened)
     return Hardened(hardened, tuple(changes))
 
 
@@ -270,9 +154,9 @@ def _default_groups(module: _BatchNorm) -> int:
 
 
 def _activation(make: Callable[[], nn.Module], path: str, module: nn.Module) -> nn.Module | None:
-    if not is_rectifier(module):
+    if not _is_rectifier(module):
         return None
-    if has_hooks(module):
+    if _has_hooks(module):
         raise ValueError(f"{_named(path, module)} has hooks, which no other activation would run")
     new = make()
     return None if repr(new) == repr(module) else new
@@ -280,7 +164,7 @@ def _activation(make: Callable[[], nn.Module], path: str, module: nn.Module) -> 
 
 def _none_found(model: nn.Module) -> list[Change]:
     """Asked for, and not done: said, unless the model has the activation already."""
-    if any(map(is_rectifier, model.modules())):
+    if any(map(_is_rectifier, model.modules())):
         return []
     return [Change("", "activations", "activations", "none of the kind of ReLU is a module")]
 
@@ -295,37 +179,123 @@ def _require_makes_module(activation: Callable[[], nn.Module]) -> None:
 
 
 def _require_replaceable(path: str, module: nn.Module) -> None:
-    """Complain, by name, about a normalization over the batch that cannot be replaced."""
+    """Refuse, by name, a normalization over the batch that cannot be replaced."""
+    why = _why_not_replaceable(module)
+    if why:
+        raise SampleMixingError(f"{_named(path, module)} {why}")
+
+
+def _why_not_replaceable(module: nn.Module) -> str:
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
-        raise _refusal(path, module, "keeps running statistics of the data: make it without them")
+        return "keeps running statistics of the data: make it without them"
     if not isinstance(module, _BatchNorm):
-        return
+        return ""
     if isinstance(module, nn.SyncBatchNorm):
-        raise _refusal(
-            path,
-            module,
-            "normalizes over several processes: harden the model before its BatchNorm is converted",
+        return (
+            "normalizes over several processes: harden the model before its BatchNorm is converted"
         )
     if isinstance(module, _LazyNormBase) or not module.num_features:
-        raise _refusal(
-            path, module, "does not know its channels yet: run a batch through the model first"
-        )
+        return "does not know its channels yet: run a batch through the model first"
     if type(module) not in _BATCH_NORMS:
-        raise _refusal(
-            path,
-            module,
+        return (
             "is a class of its own that may do more than BatchNorm: put a GroupNorm in its place "
-            "yourself",
+            "yourself"
         )
     if "forward" in vars(module):
-        raise _refusal(path, module, "has a forward of its own, which would be lost: remove it")
-    if has_hooks(module):
-        raise _refusal(path, module, "has hooks, which no GroupNorm would run: remove them")
-
-
-def _refusal(path: str, module: nn.Module, why: str) -> SampleMixingError:
-    return SampleMixingError(f"{_named(path, module)} {why}")
+        return "has a forward of its own, which would be lost: remove it"
+    if _has_hooks(module):
+        return "has hooks, which no GroupNorm would run: remove them"
+    return ""
 
 
 def _named(path: str, module: nn.Module) -> str:
     return f"{type(module).__name__} '{path}'" if path else f"the model ({type(module).__name__})"
+
+
+def _replace_modules(
+    model: nn.Module, replacement: Callable[[str, nn.Module], nn.Module | None]
+) -> tuple[nn.Module, list[Change]]:
+    """Replace modules in place, a shared one by a shared one; None keeps a module."""
+    changes: list[Change] = []
+    instead: dict[nn.Module, nn.Module] = {}
+    for path, module in model.named_modules():
+        new = replacement(path, module)
+        if new is not None:
+            instead[module] = new.train(module.training)
+            changes.append(Change(path, _described(module), _described(new)))
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # named_children leaves out second names
+            if child in instead:
+                parent._modules[name] = instead[child]
+    return instead.get(model, model), changes
+
+
+def _described(module: nn.Module) -> str:
+    """The kind of layer, in short."""
+    if isinstance(module, _BatchNorm):
+        return f"{type(module).__name__}({module.num_features} channels)"
+    if isinstance(module, nn.GroupNorm):
+        groups = f"{module.num_groups} group{'s' if module.num_groups > 1 else ''}"
+        return f"GroupNorm({groups}, {module.num_channels} channels)"
+    return repr(module)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something else runs with the module, which a replacement would not run."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
+
+
+def _is_rectifier(module: nn.Module) -> bool:
+    """Whether it is an activation like ReLU: no gate, no squashing, no parameters."""
+    return type(module) in _RECTIFIERS
+
+
+def _activations_first(model: nn.Module) -> list[Change]:
+    """Swap each normalization with the activation after it, in place; list those left."""
+    changes: list[Change] = []
+    settled: set[nn.Module] = set()  # moved, or in the right place
+    seen: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        # A Sequential with code of its own need not run its modules in their order.
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+            settled |= {
+                norm
+                for activation, norm in pairwise(list(module))
+                if isinstance(norm, nn.GroupNorm) and _is_activation(activation)
+            }
+            changes += _swap_in_sequence(path, module, settled)
+            seen |= set(module)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.GroupNorm) and module not in settled:
+            what = _described(module)
+            changes.append(Change(path, what, what, _ALONE if module in seen else _ELSEWHERE))
+    return changes
+
+
+def _swap_in_sequence(path: str, sequence: nn.Sequential, settled: set[nn.Module]) -> list[Change]:
+    names = list(sequence._modules)
+    layers = list(sequence)
+    changes: list[Change] = []
+    for place in range(len(layers) - 2):
+        before, norm, activation = layers[place : place + 3]
+        if not (
+            isinstance(before, _ConvNd | nn.Linear)
+            and isinstance(norm, nn.GroupNorm)
+            and _is_activation(activation)
+        ):
+            continue
+        was, now = _described(norm), _described(activation)
+        layers[place + 1 : place + 3] = activation, norm
+        if not all(name.isdigit() for name in names):  # numbers are places, other names are not
+            names[place + 1 : place + 3] = reversed(names[place + 1 : place + 3])
+        changes.append(Change(path, f"{was}, {now}", f"{now}, {was}"))
+        settled.add(norm)
+    if changes:
+        sequence._modules.clear()
+        sequence._modules.update(zip(names, layers, strict=True))
+    return changes
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return _is_rectifier(module) or isinstance(module, nn.Tanh | nn.Hardtanh | nn.PReLU)

@@ -16,8 +16,7 @@ from torch.utils.data import TensorDataset
 
 from quietgrad import data
 from quietgrad.data.cache import made_cache
-from quietgrad.features.normalization import standardized
-from quietgrad.features.scattering import Scattering
+from quietgrad.features import Scattering, standardized
 from quietgrad.recipes.recipe import LoadData, Places, Split
 
 _NAME = "features"

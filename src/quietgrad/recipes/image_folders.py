@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from quietgrad import data
-from quietgrad.nn.resnets import resnet9, resnet20
+from quietgrad.nn.models import resnet9, resnet20
 from quietgrad.recipes.encoders import Logits, transformers
 from quietgrad.recipes.images import image_split, made_images, scaled
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split

@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 
 from quietgrad import data
 from quietgrad.errors import MissingExtraError
-from quietgrad.features.normalization import standardized
-from quietgrad.nn.models import tanh_cnn_28
-from quietgrad.nn.resnets import imagenet_normalized, resnet18, resnet20
+from quietgrad.features import standardized
+from quietgrad.nn.models import imagenet_normalized, resnet18, resnet20, tanh_cnn_28
 from quietgrad.recipes.features import (
     Extractor,
     digest_of,

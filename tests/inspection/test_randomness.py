@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
 from quietgrad.inspection import Severity
-from quietgrad.inspection.predictable import KEYS, Predictable
+from quietgrad.inspection.determinism import KEYS, Predictable
 
 from .broken import D, Wrapped, cross_entropy, data
 

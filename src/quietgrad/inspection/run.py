@@ -17,17 +17,18 @@ from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
 from quietgrad.grouping.base import Grouping
-from quietgrad.inspection.captured import capture, coverage
-from quietgrad.inspection.checks import CAPTURED, NEED_LOSSES, PLAIN
+from quietgrad.inspection.checks import CAPTURED, NEED_LOSSES, PLAIN, capture, coverage
 from quietgrad.inspection.copies import copied
 from quietgrad.inspection.report import Coverage, Finding, Report, Severity
-from quietgrad.inspection.samples import (
+from quietgrad.inspection.subject import (
+    LossFunction,
     Select,
+    Subject,
     count_samples,
     require_different,
+    require_usable,
     select_rows,
 )
-from quietgrad.inspection.subject import LossFunction, Subject, require_usable
 from quietgrad.strategies import Evaluator, Strategy
 
 _HOW_IT_WAS_CUT = (

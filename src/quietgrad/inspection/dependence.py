@@ -12,11 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from quietgrad.capture.trees import tensors_in
 from quietgrad.errors import QuietgradError
-from quietgrad.inspection.checks.wording import draws_differ, fault, listed, named
-from quietgrad.inspection.predictable import KEYS
-from quietgrad.inspection.report import Finding, Severity
-from quietgrad.inspection.subject import Subject
-from quietgrad.inspection.tolerance import Tolerance
+from quietgrad.inspection.determinism import KEYS
+from quietgrad.inspection.report import Finding, Severity, draws_differ, fault, listed, named
+from quietgrad.inspection.subject import Subject, Tolerance
 
 _MOST_RUNS = 64
 _ENOUGH = 4

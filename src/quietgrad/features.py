@@ -20,7 +20,7 @@ from torch import Tensor
 from quietgrad._checks import require_count, require_positive
 from quietgrad.accounting.events import FullBatch, GaussianEvent
 from quietgrad.accounting.ledger import Ledger
-from quietgrad.noise.sources import resolve as resolve_noise
+from quietgrad.noise import resolve as resolve_noise
 
 __all__ = ["ChannelStatistics", "Scattering", "private_statistics", "standardized"]
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from quietgrad.noise import SecureNoise, sources
-from quietgrad.noise.gaussian import Gaussians
-from quietgrad.noise.sources import grid_of
+from quietgrad import noise as sources
+from quietgrad.noise import Gaussians, SecureNoise, grid_of
 
 
 def no_more(count):

@@ -46,7 +46,7 @@ from quietgrad.grouping.styles import AUTO
 from quietgrad.grouping.styles import resolve as resolve_grouping
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter, Losses, Momentum
-from quietgrad.noise.sources import resolve as resolve_noise
+from quietgrad.noise import resolve as resolve_noise
 from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling.loader import BatchLoader, LogicalBatch
 from quietgrad.sampling.samplers import Sampler, population, require_batch_size

@@ -16,7 +16,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
 from quietgrad.grouping.base import Group, sensitivity
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
-from quietgrad.noise.sources import Noise
+from quietgrad.noise import Noise
 
 if TYPE_CHECKING:
     from quietgrad.capture.session import Capture

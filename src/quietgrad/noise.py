@@ -1,4 +1,4 @@
-"""What every source of noise keeps to."""
+"""Gaussian noise that makes a release private: where it comes from, and that it never repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quietgrad._checks import require_positive, unknown_name
 from quietgrad.keystream import BLOCK_BYTES, Words, derived_key, fresh_key
-from quietgrad.noise.gaussian import Gaussians, SingleGaussians
+
+__all__ = ["FastNoise", "Noise", "SecureNoise", "names", "resolve"]
 
 _RELEASED_AS = {
     torch.float64: torch.float64,
@@ -115,6 +116,62 @@ class CallKeys:
         return derived_key(self._seed, self._purpose, self._step, self._calls)
 
 
+# Below this an integer has too few digits: the circles that radii lie on would be seen apart.
+_FEW_DIGITS = 2**30
+
+
+class Gaussians:
+    """Reusable buffers in which random words become Gaussian variables (Box and Muller 1958).
+
+    Args:
+        capacity: the most values that are asked for at once; even.
+        bits: 63, for values of double precision from words of int64, or 31, for values of single
+            precision from words of int32.
+    """
+
+    def __init__(self, capacity: int, bits: int = 63) -> None:
+        half, self._bits = capacity // 2, bits
+        words, floats = {63: (torch.int64, torch.float64), 31: (torch.int32, torch.float32)}[bits]
+        self._integers = torch.empty(half, dtype=words)
+        self._radius, self._angle = torch.empty(half, dtype=floats), torch.empty(half, dtype=floats)
+        self._values = torch.empty(capacity, dtype=floats)
+
+    def of(
+        self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
+    ) -> Tensor:
+        """As many values as words (an even number); valid until the next call.
+
+        A radius is made of 63 bits, and the farthest ones, about one in 2^33, of 63 more, so that
+        the tail is as finely spaced as the rest. What is cut off, beyond 13 standard deviations,
+        has a probability of about 2^-126. With 31 bits, of which a float holds the lowest ones in
+        the tail, it is cut off beyond 6.6 standard deviations, with a probability of 2^-33.
+
+        Args:
+            words: random bits.
+            std: the standard deviation.
+            more_words: gives so many further words, where radii have 63 bits.
+        """
+        half, unit = len(words) // 2, 2.0**-self._bits
+        integers, radius = self._integers[:half], self._radius[:half]
+        angle, values = self._angle[:half], self._values[: 2 * half]
+        low_bits = 2**self._bits - 1
+        torch.bitwise_and(words[:half], low_bits, out=integers)
+        radius.copy_(integers).add_(0.5)
+        if more_words is not None and half and int(integers.min()) < _FEW_DIGITS:
+            few = (integers < _FEW_DIGITS).nonzero().flatten()
+            digits = torch.bitwise_and(more_words(len(few)), low_bits).double()
+            radius[few] = integers[few] + (digits + 0.5) * unit
+        radius.mul_(unit).log_()
+        if radius.dtype == torch.float64:
+            radius.mul_(-2.0 * std**2).sqrt_()
+        else:
+            radius.mul_(-2.0).sqrt_().mul_(std)  # the square of std may be beyond a float
+        angle.copy_(words[half:]).mul_(math.pi * unit)
+        torch.cos(angle, out=values[:half]).mul_(radius)
+        torch.sin(angle, out=values[half:]).mul_(radius)
+        return values
+
+
 # Entries at a time: small enough for the cache, large enough for torch to use all its threads.
 CHUNK = 1 << 18
 
@@ -126,7 +183,7 @@ class Piece(NamedTuple):
     noisy: Tensor
 
 
-def room_for(total: Tensor) -> Tensor:
+def output_buffer(total: Tensor) -> Tensor:
     """Where to release a total: in its own memory if that will do."""
     dtype = released_dtype(total)
     if total.device.type == "cpu" and total.dtype == dtype and total.is_contiguous():
@@ -205,7 +262,7 @@ class FastNoise:
         std, divisor = checked_std(std), checked_divisor(divisor)
         require_apart(totals)
         here = [total for total in totals if total.device.type == "cpu"]
-        rooms = [room_for(total) for total in here]
+        rooms = [output_buffer(total) for total in here]
         _add_noise_fast(chunks_of(here, rooms), self._keys.next(), std, divisor)
         released = iter(rooms)
         return [
@@ -224,7 +281,7 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
     """Every chunk with the bits of its own place in the key's stream."""
     sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
     room = max((size + size % 2 for size in sizes), default=0)
-    words, gaussians = Words(room // 2), SingleGaussians(room)
+    words, gaussians = Words(room // 2), Gaussians(room, bits=31)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
         total = joined(chunk)
@@ -265,7 +322,7 @@ class SecureNoise:
         """The totals with noise, rounded to the grid, then divided."""
         std, divisor = checked_std(std), checked_divisor(divisor)
         require_apart(totals)
-        noisy = [room_for(total) for total in totals]
+        noisy = [output_buffer(total) for total in totals]
         _add_noise_secure(chunks_of(totals, noisy), self._keys.next(), std, divisor)
         return [n.to(total.device) for n, total in zip(noisy, totals, strict=True)]
 

@@ -15,11 +15,12 @@ from quietgrad.accounting.accountants.base import Precision
 from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent, Participation, Passes
 from quietgrad.audit.result import AuditResult
 from quietgrad.errors import MissingExtraError
-from quietgrad.planning.result import Option, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from quietgrad.planning.result import Option, Plan  # needs torch
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ _WIDEST, _NARROWER = 5.0, 1.2  # points: of the first line, and each one less th
 _TICKS = (1, 2, 3, 4, 6, 8, 12, 24, 50, 100, 200, 400)
 
 
-def plan_figure(plan: Plan, *, title: str) -> "Figure":
+def plan_figure(plan: "Plan", *, title: str) -> "Figure":
     """A figure as Figure 4 of "On the Efficacy of Group-wise Clipping", and the peaks below.
 
     Args:
@@ -280,7 +281,7 @@ def plan_figure(plan: Plan, *, title: str) -> "Figure":
     return figure
 
 
-def _draw_profiles(axes: "Axes", plan: Plan) -> None:
+def _draw_profiles(axes: "Axes", plan: "Plan") -> None:
     from matplotlib.ticker import MaxNLocator  # an extra: only when needed
 
     turns = range(1, len(plan.layers) + 1)
@@ -297,7 +298,7 @@ def _draw_profiles(axes: "Axes", plan: Plan) -> None:
     _put_legend_below(axes, columns=2, drop=0.15)
 
 
-def _draw_peaks(axes: "Axes", plan: Plan) -> None:
+def _draw_peaks(axes: "Axes", plan: "Plan") -> None:
     _draw_line(axes, plan.uniform, "equal numbers of layers", marker="s", color=_EVEN, size=8)
     _draw_line(axes, plan.best, "best boundaries", marker="o", color=_BEST, size=4)
     chosen = plan.recommended.option
@@ -315,7 +316,7 @@ def _draw_peaks(axes: "Axes", plan: Plan) -> None:
 
 
 def _draw_line(
-    axes: "Axes", options: Sequence[Option], label: str, *, marker: str, color: str, size: float
+    axes: "Axes", options: "Sequence[Option]", label: str, *, marker: str, color: str, size: float
 ) -> None:
     groups = [option.groups for option in options]
     peaks = [option.peak / _MB for option in options]
@@ -345,13 +346,13 @@ def _ticks(layers: int) -> list[int]:
     return [*(count for count in _TICKS if 1.2 * count < layers), layers]
 
 
-def _shown(plan: Plan) -> list[Option]:
+def _shown(plan: "Plan") -> "list[Option]":
     """One group, a few, as many as there are layers, and what is recommended."""
     wanted = {1, *_FEW, len(plan.layers), plan.recommended.option.groups}
     return [option for option in plan.best if option.groups in wanted]
 
 
-def _label(option: Option, plan: Plan) -> str:
+def _label(option: "Option", plan: "Plan") -> str:
     chosen = ", recommended" if option.groups == plan.recommended.option.groups else ""
     if option.groups == 1:
         return f"all-layer{chosen}"

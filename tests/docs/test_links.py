@@ -2,12 +2,14 @@
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.docs.blocks import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [page for page in PAGES if not page.name.startswith("20")]  # not what a program wrote
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -56,3 +58,12 @@ def anchors_of(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
     return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paragraphs_are_one_line(page):
+    """Lines are not wrapped in any document: an editor does that, and differences stay small."""
+    text = re.sub(r"^```.*?^```$", "```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    is_text = [bool(re.match(r"(?!\d+\. )[^\s#|`<>!-]", line)) for line in text.splitlines()]
+    wrapped = [number + 2 for number, pair in enumerate(pairwise(is_text)) if all(pair)]
+    assert not wrapped, f"text that follows text, in lines without code blocks: {wrapped}"

@@ -176,9 +176,9 @@ ACCOUNTING = [
                 "self._budget._event(self.steps_taken, batch.pass_number).noise_multiplier",
             ),
             (
-                "self._radii.adapt(self._under_way.tally, self._noise)",
-                "self._radii.adapt(self._under_way.tally, self._noise)\n"
-                "            self._budget.record(step, pass_number=batch.pass_number)",
+                "self._radii.adapt(",
+                "self._budget.record(step, pass_number=batch.pass_number)\n"
+                "            self._radii.adapt(",
             ),
         ),
         ("tests/engine/test_ledger.py", "-k", "on_disk_before or cannot_be_recorded"),

@@ -25,7 +25,7 @@ _Choice = TypeVar("_Choice", bound=Hashable)
 
 
 class Timings(Generic[_Choice]):
-    """Seconds per sample of each way to do a thing.
+    """Seconds per sample of each kernel.
 
     Trials cost no work that would not be done anyway: each time a way is asked for, it is the next
     one that is not known well enough, and what it computes is used.

@@ -1,4 +1,4 @@
-"""How the radius R of the whole gradient is divided among M groups."""
+"""The contract of a grouping: groups of parameters, their radii, their sensitivity."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from quietgrad import clipping as clippings
 from quietgrad.clipping import Clipping
+from quietgrad.clipping import resolve as resolve_clipping
 
 Numbers = Sequence[float] | Mapping[str, float]
 """One number per group, in the order of the groups or by group name."""
@@ -242,7 +242,7 @@ def sensitivity(groups: Sequence[Group], clipping: str | Clipping) -> float:
     """
     if not groups:
         raise ValueError("the sensitivity of no groups would be 0, and so would the noise")
-    bound = clippings.resolve(clipping).bound
+    bound = resolve_clipping(clipping).bound
     return hypot(*(bound(group.radius) for group in groups))
 
 

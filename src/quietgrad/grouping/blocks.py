@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a model: transformer blocks, residual blocks, stages.
+"""Groupings by the repeated blocks of a model: transformer blocks, residual blocks, stages.
 
 A block is a child of an nn.ModuleList or nn.Sequential that shares its class with at least one
 sibling and is more than a single layer. Containers are searched from the outside in, and what lies

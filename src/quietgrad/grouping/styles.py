@@ -1,4 +1,4 @@
-"""Groupings by single layers or parameters."""
+"""Groupings by layer, parameter, type and name, and the registry of groupings."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ class ByName(Grouping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs = _pairs_by_name(self.patterns)
+        pairs = _check_patterns(self.patterns)
         object.__setattr__(self, "patterns", pairs)
         if not pairs:
             raise ValueError("ByName needs at least one pattern")
@@ -103,7 +103,7 @@ class ByName(Grouping):
 
     def partition(self, model: nn.Module) -> Partition:
         """Group name -> what its patterns take, then "rest"."""
-        pairs = _pairs_by_name(self.patterns)
+        pairs = _check_patterns(self.patterns)
         taken: list[list[str]] = [[] for _ in pairs]
         left: list[str] = []
         for name in trainable(model):
@@ -118,7 +118,7 @@ class ByName(Grouping):
         return {**groups, _REST: left} if left else groups
 
 
-def _pairs_by_name(patterns: Patterns) -> tuple[tuple[str, Pattern], ...]:
+def _check_patterns(patterns: Patterns) -> tuple[tuple[str, Pattern], ...]:
     """The (group, pattern) pairs in order, each checked."""
     pairs = tuple(patterns.items() if isinstance(patterns, Mapping) else patterns)
     for pair in pairs:
@@ -161,7 +161,7 @@ class Listed(Grouping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs = _pairs_listed(self.lists)
+        pairs = _check_lists(self.lists)
         object.__setattr__(self, "lists", pairs)
         if not pairs:
             raise ValueError("Listed needs at least one group")
@@ -170,10 +170,10 @@ class Listed(Grouping):
 
     def partition(self, model: nn.Module) -> Partition:
         """As they were listed."""
-        return dict(_pairs_listed(self.lists))
+        return dict(_check_lists(self.lists))
 
 
-def _pairs_listed(lists: Lists) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _check_lists(lists: Lists) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The groups in order, each checked."""
     pairs = tuple(lists.items() if isinstance(lists, Mapping) else lists)
     for pair in pairs:

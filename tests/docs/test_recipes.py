@@ -14,7 +14,7 @@ from quietgrad.runs import folder
 
 PAGE = ROOT / "docs/recipes.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-TABLE = TEXT.split("## All of them")[1].split("## Commands")[0]
+TABLE = TEXT.split("## All recipes")[1].split("## Commands")[0]
 COMMANDS = ("train", "compare", "sweep", "recipes", "report", "data list", "data fetch")
 
 

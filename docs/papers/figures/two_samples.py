@@ -5,8 +5,7 @@ from typing import get_args
 import numpy as np
 
 from figures.panels import Curve, Panel, Picture, look
-from quietgrad.theory.bounds import two_samples
-from quietgrad.theory.lazy_region import ClippingName
+from quietgrad.theory.lazy_region import ClippingName, two_samples
 
 _W = np.linspace(-4.0, 2.0, 121)
 _START, _RATE, _STEPS = 0.0, 0.05, 10_000

@@ -45,9 +45,13 @@ from quietgrad.theory.bounds import (
     psac_bias,
     psac_learning_rate,
     sgd_bound,
+)
+from quietgrad.theory.lazy_region import (
+    balanced_classification,
+    clipped,
+    mixture_mean,
     two_samples,
 )
-from quietgrad.theory.lazy_region import balanced_classification, clipped, mixture_mean
 
 __all__ = [
     "Advice",

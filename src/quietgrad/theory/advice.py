@@ -1,4 +1,4 @@
-"""What to enlarge first, and which learning rate to try: Theorem 5 put to use.
+"""Which learning rate to try and what to enlarge first, by Theorem 5.
 
 Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
 section 5.2. At a fixed privacy level mu, the squared driving term of the bound is proportional to
@@ -178,34 +178,28 @@ def advise(
             f"noise_multiplier={noise_multiplier!r}, epsilon={epsilon!r}, delta={delta!r}: expected"
             " either noise_multiplier alone or epsilon and delta"
         )
-    training = Training(steps, batch_size, noise, parameters, loss_gap, smoothness)
-    return _advice(training, samples, mu)
-
-
-def _advice(training: Training, samples: int, mu: float) -> Advice:
-    privacy = training.parameters * training.steps / (mu * samples) ** 2
-    batch = training.parameters * _excess(training.noise_multiplier) / training.batch_size**2
+    Training(steps, batch_size, noise, parameters, loss_gap, smoothness)  # checks its arguments
+    # The terms of the squared driving term, in units of 1/T.
+    privacy = parameters * steps / (mu * samples) ** 2
+    batch = parameters * _excess(noise) / batch_size**2
     whole = 1 + batch + privacy
-    base = math.sqrt(training.loss_gap / training.smoothness / (1 + privacy))
+    base = math.sqrt(loss_gap / smoothness / (1 + privacy))
+    first: Lever = "steps"
+    if privacy > 1 + batch:
+        first = "privacy"
+    elif batch_size < samples and batch * 3 / 4 > (1 + batch) / 2:
+        first = "batch_size"  # doubled, it quarters its term; doubled steps halve both others
     return Advice(
         mu=mu,
-        noise_multiplier=training.noise_multiplier,
+        noise_multiplier=noise,
         base_learning_rate=base,
-        learning_rate=base / math.sqrt(training.steps),
+        learning_rate=base / math.sqrt(steps),
         steps_share=1 / whole,
         batch_share=batch / whole,
         privacy_share=privacy / whole,
-        enlarge_first=_first(batch, privacy, full=training.batch_size >= samples),
-        batch_at_fixed_epochs=min(math.sqrt(training.parameters / 2), samples),
+        enlarge_first=first,
+        batch_at_fixed_epochs=min(math.sqrt(parameters / 2), samples),
     )
-
-
-def _first(batch: float, privacy: float, *, full: bool) -> Lever:
-    """From the three terms in units of 1/T; a full batch cannot grow."""
-    if privacy > 1 + batch:
-        return "privacy"
-    # Twice the steps halve both other terms, twice the batch quarters its own.
-    return "batch_size" if batch * 3 / 4 > (1 + batch) / 2 and not full else "steps"
 
 
 def _excess(noise_multiplier: float) -> float:

@@ -24,25 +24,24 @@ R = TypeVar("R")
 def within_floats(formula: Callable[P, R]) -> Callable[P, R]:
     """A formula that raises ValueError where its terms leave the range of floats."""
 
+    def out_of_range(*args: object, **kwargs: object) -> ValueError:
+        given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+        return ValueError(
+            f"{formula.__name__}({', '.join(given)}): its terms are beyond what floating-point "
+            "numbers hold. Expected arguments of usual size"
+        )
+
     @wraps(formula)
     def computed(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             value = formula(*args, **kwargs)
         except (OverflowError, ZeroDivisionError) as error:
-            raise _out_of_range(formula.__name__, args, kwargs) from error
+            raise out_of_range(*args, **kwargs) from error
         if isinstance(value, float) and math.isnan(value):
-            raise _out_of_range(formula.__name__, args, kwargs)
+            raise out_of_range(*args, **kwargs)
         return value
 
     return computed
-
-
-def _out_of_range(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> ValueError:
-    given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-    return ValueError(
-        f"{name}({given}): its terms are beyond what floating-point numbers hold. Expected "
-        "arguments of usual size"
-    )
 
 
 @within_floats
@@ -61,7 +60,11 @@ def alignment(c: float, *, r: float, Gamma: float) -> float:
     require_number("Gamma", Gamma, at_least=0.0)
     if not 0 <= require_number("c", c, at_least=0.0) <= 1:
         raise ValueError(f"c={c!r} is not valid: expected a cosine in [0, 1]")
-    return _share(1 + r * c, _length(c, r) + Gamma) + _share(1 - r * c, _length(-c, r) + Gamma)
+    total = 0.0
+    for cosine in (c, -c):
+        length = math.sqrt((1 - c * c) * r * r + (1 + cosine * r) ** 2) + Gamma
+        total += 0.0 if length == 0 else (1 + r * cosine) / length
+    return total
 
 
 def least_alignment(*, r: float, Gamma: float) -> float:
@@ -134,15 +137,6 @@ def _require(r: float, xi: float, gamma: float) -> None:
     require_number("r", r, at_least=1.0)
     require_number("xi", xi, at_least=0.0)
     require_positive("gamma", gamma)
-
-
-def _length(c: float, r: float) -> float:
-    """Of a unit vector plus r times another one at cosine c."""
-    return math.sqrt((1 - c * c) * r * r + (1 + c * r) ** 2)
-
-
-def _share(along: float, length: float) -> float:
-    return 0.0 if length == 0 else along / length
 
 
 def _searched(r: float, Gamma: float) -> float:

@@ -1,11 +1,14 @@
-"""The least value of a function of one variable."""
+"""Bounds of the papers on how small the gradient gets in a private training run.
+
+Automatic Clipping (Bu et al.), PSAC (Xia et al.), Group-wise Clipping, and Clipping Bias (Xiao et
+al.); docs/theory.md names the theorems.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from quietgrad._checks import require_count, require_number, require_positive, require_rate
 from quietgrad.theory.alignment import (
@@ -16,26 +19,6 @@ from quietgrad.theory.alignment import (
     measure,
     within_floats,
 )
-from quietgrad.theory.lazy_region import ClippingName, Floats, clipped
-
-_FIRST, _NEXT, _ROUNDS = 129, 17, 6
-
-
-def least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Over [low, high], 0 < low: a logarithmic grid, then ever finer ones around its best point.
-
-    Values may be infinite. What it returns is a value of the function: where the function is a
-    bound, so is the result, even if a still smaller one was missed.
-    """
-    points = np.geomspace(low, high, _FIRST)
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        values = [function(float(point)) for point in np.clip(points, low, high)]
-        place = int(np.argmin(values))
-        best = min(best, values[place])
-        around = points[max(place - 1, 0)], points[min(place + 1, len(points) - 1)]
-        points = np.geomspace(*around, _NEXT)
-    return best
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class Training:
 
     @property
     def noise_factor(self) -> float:
-        """sqrt(1 + sigma^2 d / B^2): what the noise makes of the same run without it."""
+        """sqrt(1 + sigma^2 d / B^2): the factor that the noise adds."""
         spread = self.noise_multiplier * math.sqrt(self.parameters) / self.batch_size
         return math.hypot(1.0, spread)
 
@@ -114,7 +97,7 @@ def auto_s_bound(
     def at(r: float) -> float:
         return auto_s_bound_at(training, r=r, xi=xi, gamma=gamma, largest_norm=largest_norm)
 
-    found = least(at, 1.0, largest_r)
+    found = _least(at, 1.0, largest_r)
     return found if largest_norm is None else min(found, largest_norm)
 
 
@@ -154,7 +137,7 @@ def auto_v_bound(training: Training, *, xi: float) -> float:
     def at(r: float) -> float:
         return xi / r + training.driving_term / least_alignment(r=r, Gamma=0.0)
 
-    return least(at, 1e-3, 1.0)
+    return _least(at, 1e-3, 1.0)
 
 
 def sgd_bound(training: Training, *, xi: float) -> float:
@@ -188,7 +171,7 @@ def groups_bound(
             return math.inf
         return root * inverse_measure(a, r=r, xi=xi / root, gamma=gamma) + xi / r
 
-    return least(at, 1.0, math.sqrt(1 + 2 * gamma / a))
+    return _least(at, 1.0, math.sqrt(1 + 2 * gamma / a))
 
 
 def groups_leading_term(
@@ -231,12 +214,15 @@ def psac_bias(*, tau_0: float, tau_1: float, r: float = 0.1) -> float:
         tau_1: in [0, 1).
         r: the constant of psac, in (0, 1].
     """
-    _require_taus(tau_0, tau_1)
+    require_positive("tau_0", tau_0)
+    if not require_number("tau_1", tau_1, at_least=0.0) < 1:
+        raise ValueError(f"tau_1={tau_1!r} is not valid: expected a number in [0, 1)")
     require_rate("r", r)
     rest = 1 - tau_1
     weight = tau_0 + r * rest / (2 * tau_0 + r * rest)
     largest = 2 * math.sqrt(r) - r  # the reciprocal of the largest weight
-    descent = _least_descent(tau_0, rest, r)
+    above = 2 * tau_0**2 + r * tau_0 * rest
+    descent = min(tau_0 / rest, above / (2 * above + r * rest**2))  # N(tau_0, tau_1, r)
     return 8 * tau_0**2 * (1 + tau_0) / (3 * descent * rest**3 * weight * largest)
 
 
@@ -257,22 +243,10 @@ def psac_learning_rate(
     require_positive("noise_multiplier", training.noise_multiplier)
     require_positive("smoothness_0", smoothness_0)
     require_number("smoothness_1", smoothness_1, at_least=0.0)
-    _require_taus(tau_0, 0.0)
+    require_positive("tau_0", tau_0)
     curvature = smoothness_0 + smoothness_1 * (tau_0 + 1)
     noise = training.noise_multiplier * math.sqrt(training.parameters) / training.batch_size
     return math.sqrt(2 / (training.steps * curvature)) / noise
-
-
-def _least_descent(tau_0: float, rest: float, r: float) -> float:
-    """N(tau_0, tau_1, r) of Theorem 2, with rest = 1 - tau_1."""
-    above = 2 * tau_0**2 + r * tau_0 * rest
-    return min(tau_0 / rest, above / (2 * above + r * rest**2))
-
-
-def _require_taus(tau_0: float, tau_1: float) -> None:
-    require_positive("tau_0", tau_0)
-    if not require_number("tau_1", tau_1, at_least=0.0) < 1:
-        raise ValueError(f"tau_1={tau_1!r} is not valid: expected a number in [0, 1)")
 
 
 def normalized_bound(training: Training, *, tau: float) -> float:
@@ -283,7 +257,9 @@ def normalized_bound(training: Training, *, tau: float) -> float:
     gradient, so here noise_multiplier / batch_size, and the batch must hold at least one sample.
     """
     require_number("batch_size", training.batch_size, at_least=1.0)
-    return _vanishing(training) + normalized_bias(tau)
+    scale = math.sqrt(32 * training.smoothness) * math.sqrt(training.loss_gap)
+    vanishing = scale * _noise_factor(training) / math.sqrt(training.steps)
+    return vanishing + normalized_bias(tau)
 
 
 def normalized_bias(tau: float) -> float:
@@ -298,23 +274,23 @@ def normalized_learning_rate(training: Training) -> float:
     return math.sqrt(2 * training.loss_gap / curvature) / _noise_factor(training)
 
 
-def two_samples(w: ArrayLike, clipping: ClippingName = "auto-v", *, radius: float = 1.0) -> Floats:
-    """The clipped gradient of F(w) = (w - 1)^2 + (w + 3)^2, one sample for each square (sec. 3.1).
-
-    The minimum is at w = -1. Normalized, the two gradients cancel everywhere between -3 and 1: at
-    w = 0 they are -2 and 6, and nothing moves.
-    """
-    require_positive("radius", radius)
-    places = np.asarray(w, dtype=np.float64)
-    left = clipped(2 * (places - 1), clipping, radius=radius)
-    return left + clipped(2 * (places + 3), clipping, radius=radius)
-
-
-def _vanishing(training: Training) -> float:
-    scale = math.sqrt(32 * training.smoothness) * math.sqrt(training.loss_gap)
-    return scale * _noise_factor(training) / math.sqrt(training.steps)
-
-
 def _noise_factor(training: Training) -> float:
     """sqrt(2 + sigma^2 d), with the sigma of the averaged gradient."""
     return math.hypot(1.0, training.noise_factor)
+
+
+def _least(function: Callable[[float], float], low: float, high: float) -> float:
+    """The least value over [low, high], 0 < low: a logarithmic grid, then finer ones.
+
+    Values may be infinite. It returns a value of the function: where the function is a bound, so is
+    the result, even if a still smaller one was missed.
+    """
+    points = np.geomspace(low, high, 129)
+    best = math.inf
+    for _ in range(6):
+        values = [function(float(point)) for point in np.clip(points, low, high)]
+        place = int(np.argmin(values))
+        best = min(best, values[place])
+        around = points[max(place - 1, 0)], points[min(place + 1, len(points) - 1)]
+        points = np.geomspace(*around, 17)
+    return best

@@ -1,8 +1,9 @@
-"""Where clipped gradients of opposite samples cancel although the true gradient is not zero.
+"""Problems of one parameter where clipped gradients cancel though the true gradient is not zero.
 
-The two problems of Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier
-and Stronger", Appendix F, with one parameter theta each. Both return the gradient of the mean loss,
-every per-sample gradient weighted by the clipping function, without noise.
+Two of Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier and
+Stronger", Appendix F, and one of Xiao et al., "A Theory to Instruct Differentially-Private Learning
+via Clipping Bias Reduction", section 3.1. They return gradients of the loss without noise, every
+per-sample gradient weighted by the clipping function.
 
 The weights are those of `quietgrad.clipping` in numpy, so that no torch is needed.
 """
@@ -33,7 +34,7 @@ def clipped(
 
     Args:
         gradients: one number for each sample.
-        clipping: which function; `none` leaves them as they are.
+        clipping: which function; `none` leaves them unchanged.
         radius: of the clipping, > 0.
         gamma: of auto-s, > 0.
         r: of psac, in (0, 1].
@@ -73,12 +74,9 @@ def balanced_classification(
     from scipy.special import expit  # slow to import: only when needed
 
     x, y = _two_clouds(1.0, samples, seed)
-
-    def gradients(at: float) -> Floats:
-        wrong: Floats = expit(-y * (at + x))  # the probability of the other label
-        return -y * wrong
-
-    return _over(theta, gradients, partial(clipped, radius=radius, gamma=gamma, r=r), clipping)
+    clip = partial(clipped, clipping=clipping, radius=radius, gamma=gamma, r=r)
+    # expit is the probability of the other label
+    return _mean_over(theta, lambda at: clip(-y * expit(-y * (at + x))))
 
 
 def mixture_mean(
@@ -97,11 +95,20 @@ def mixture_mean(
     and auto-v are nearly flat on (-1, 1).
     """
     x, _ = _two_clouds(4.0, samples, seed)
+    clip = partial(clipped, clipping=clipping, radius=radius, gamma=gamma, r=r)
+    return _mean_over(theta, lambda at: clip(at - x))
 
-    def gradients(at: float) -> Floats:
-        return at - x
 
-    return _over(theta, gradients, partial(clipped, radius=radius, gamma=gamma, r=r), clipping)
+def two_samples(w: ArrayLike, clipping: ClippingName = "auto-v", *, radius: float = 1.0) -> Floats:
+    """The clipped gradient of F(w) = (w - 1)^2 + (w + 3)^2, one sample for each square (sec. 3.1).
+
+    The minimum is at w = -1. Normalized, the two gradients cancel everywhere between -3 and 1: at
+    w = 0 they are -2 and 6, and nothing moves.
+    """
+    require_positive("radius", radius)
+    places = np.asarray(w, dtype=np.float64)
+    left = clipped(2 * (places - 1), clipping, radius=radius)
+    return left + clipped(2 * (places + 3), clipping, radius=radius)
 
 
 def _finite(name: str, values: ArrayLike) -> Floats:
@@ -118,13 +125,7 @@ def _two_clouds(mean: float, samples: int, seed: int) -> tuple[Floats, Floats]:
     return np.random.default_rng(seed).normal(mean * signs, 1.0), signs
 
 
-def _over(
-    theta: ArrayLike,
-    gradients: Callable[[float], Floats],
-    clip: Callable[[Floats, ClippingName], Floats],
-    clipping: ClippingName,
-) -> Floats:
-    """The mean clipped gradient at every theta, one at a time to keep memory small."""
+def _mean_over(theta: ArrayLike, gradients: Callable[[float], Floats]) -> Floats:
+    """The mean gradient at every theta, one at a time to keep memory small."""
     places = _finite("theta", theta)
-    means = [clip(gradients(float(place)), clipping).mean() for place in places.ravel()]
-    return np.array(means).reshape(places.shape)
+    return np.array([gradients(float(at)).mean() for at in places.ravel()]).reshape(places.shape)

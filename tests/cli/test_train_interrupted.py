@@ -93,7 +93,7 @@ def test_ctrl_c_between_epochs_saves_at_once(tmp_path, monkeypatch, rarely_saved
 @pytest.mark.parametrize(
     ("place", "command", "says"),
     [
-        ("quietgrad.recipes.images.load_data", ["train", "digits"], "stopped"),
+        ("quietgrad.recipes.images._load_digits", ["train", "digits"], "stopped"),
         ("quietgrad.cli.train.write_for_folder", ["train", "digits", "--smoke"], "--resume"),
         ("quietgrad.cli.report.statement_of_folder", ["report", "nowhere"], "stopped"),
         ("quietgrad.cli.recipes.Console", ["recipes"], "stopped"),

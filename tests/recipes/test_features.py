@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 import quietgrad as qg
 from quietgrad.errors import DataError
 from quietgrad.recipes import Places
-from quietgrad.recipes.features import Extractor, feature_split
-from quietgrad.recipes.images import _resnet18_features
+from quietgrad.recipes.features import Extractor, _resnet18_features, feature_split
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from quietgrad._version import __version__
 from quietgrad.cli.common import Refusal
 from quietgrad.cli.options import one_of
 from quietgrad.grouping.styles import AUTO
-from quietgrad.recipes.recipe import Places, Recipe, Split
-from quietgrad.recipes.settings import OPTIMIZERS
+from quietgrad.recipes.recipe import OPTIMIZERS, Places, Recipe, Split
 from quietgrad.recipes.training import attach
 from quietgrad.runs.folder import RunFolder
 from quietgrad.runs.resume import require_ledger_of

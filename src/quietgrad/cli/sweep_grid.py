@@ -9,7 +9,7 @@ from quietgrad._checks import unknown_name
 from quietgrad._format import json_number, printed
 from quietgrad.accounting.events import GaussianEvent, Poisson
 from quietgrad.accounting.tuning import RunsDistribution, TunedSearch
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import Settings
 from quietgrad.recipes.trials import Trial
 
 _FIELDS = {

@@ -21,8 +21,7 @@ from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals
 from quietgrad.cli.progress import live
 from quietgrad.cli.recipe_options import require_trainable
 from quietgrad.data.sources import noted_places
-from quietgrad.recipes.recipe import Places, Recipe, Split
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import Places, Recipe, Settings, Split
 from quietgrad.recipes.trials import Origin, Trial, TrialDisplay, Trials, TrialsError, make
 
 

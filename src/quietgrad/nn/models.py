@@ -343,10 +343,11 @@ class ResNet20Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``[B, width, H, W]``."""
-        first, second = self.norm1, self.activation
+        hidden = self.conv1(x)
         if self.enhanced:
-            first, second = second, first
-        hidden = second(first(self.conv1(x)))
+            hidden = self.norm1(self.activation(hidden))
+        else:
+            hidden = self.activation(self.norm1(hidden))
         total = self.norm2(self.conv2(hidden)) + self.shortcut(x)
         result: Tensor = self.norm3(self.activation(total))
         return result

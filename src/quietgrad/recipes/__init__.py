@@ -3,19 +3,18 @@
 from importlib import import_module
 
 from quietgrad._checks import unknown_name
-from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import Places, Recipe, Reference, Settings, Smoke, Split
 
 # The module of each recipe; its function has the recipe's name, with underscores.
 _MODULES = {
     "digits": "images",
     "mnist": "images",
     "fashion-mnist": "images",
-    "fashion-mnist-scattering": "images",
+    "fashion-mnist-scattering": "features",
     "cifar10-resnet20": "images",
     "cifar10-resnet20-plain": "images",
-    "cifar10-features": "images",
-    "cifar10-scattering": "images",
+    "cifar10-features": "features",
+    "cifar10-scattering": "features",
     "imdb": "text",
     "imdb-plain": "text",
     "sst2": "text",
@@ -26,10 +25,10 @@ _MODULES = {
     "mnli": "text",
     "e2e": "generation",
     "adult": "adult",
-    "imagenette": "image_folders",
-    "celeba": "image_folders",
-    "svhn": "image_folders",
-    "vit": "image_folders",
+    "imagenette": "images",
+    "celeba": "images",
+    "svhn": "images",
+    "vit": "images",
 }
 
 

@@ -1,12 +1,10 @@
-"""Does a person earn more than 50,000 dollars? A table of the census of 1994, and an MLP."""
+"""The recipe adult: income over 50,000 dollars from a table of the census of 1994, by an MLP."""
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from quietgrad import data
-from quietgrad.recipes.recipe import Places, Recipe, Smoke, Split
-from quietgrad.recipes.settings import Settings
+from quietgrad.data.datasets import load
+from quietgrad.recipes.recipe import Places, Recipe, Settings, Smoke, Split, synthetic
 
 _NUMBERS = 6
 _CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
@@ -18,7 +16,7 @@ def adult() -> Recipe:
         name="adult",
         summary="income over 50,000 dollars from a census table, MLP",
         data="fetch `adult`",
-        load_data=load_data,
+        load_data=_load_data,
         build_model=lambda places: TableClassifier(_NUMBERS, _CATEGORIES),
         settings=Settings(
             epochs=20,
@@ -28,24 +26,16 @@ def adult() -> Recipe:
             epsilon=3.0,
             delta=1e-5,
         ),
-        smoke=Smoke(_made),
+        smoke=Smoke(synthetic(_draw_rows)),
     )
 
 
 class TableClassifier(nn.Module):
-    """Numbers as they are, a vector for each category, two layers.
+    """Numbers unchanged, a vector for each category, two layers."""
 
-    Args:
-        numbers: of columns with numbers.
-        categories: how many each other column has.
-        hidden: size of the hidden layer.
-        vector: size of a category's vector.
-    """
-
-    def __init__(
-        self, numbers: int, categories: tuple[int, ...], hidden: int = 64, vector: int = 4
-    ) -> None:
+    def __init__(self, numbers: int, categories: tuple[int, ...]) -> None:
         super().__init__()
+        hidden, vector = 64, 4
         self.vectors = nn.ModuleList(nn.Embedding(size, vector) for size in categories)
         self.layers = nn.Sequential(
             nn.Linear(numbers + vector * len(categories), hidden),
@@ -61,19 +51,17 @@ class TableClassifier(nn.Module):
         return logits
 
 
-def load_data(places: Places) -> Split:
+def _load_data(places: Places) -> Split:
     """The official split."""
-    table = data.load("adult", places.data)
-    return Split(
-        train=TensorDataset(table.train_numbers, table.train_categories, table.train_labels),
-        test=TensorDataset(table.test_numbers, table.test_categories, table.test_labels),
+    table = load("adult", places.data)
+    return Split.of_columns(
+        (table.train_numbers, table.train_categories, table.train_labels),
+        (table.test_numbers, table.test_categories, table.test_labels),
     )
 
 
-def _made(places: Places) -> Split:
-    generator = torch.Generator().manual_seed(0)
+def _draw_rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     numbers = torch.rand(64, _NUMBERS, generator=generator)
     columns = [torch.randint(size, (64,), generator=generator) for size in _CATEGORIES]
     labels = torch.randint(2, (64,), generator=generator)
-    made = TensorDataset(numbers, torch.stack(columns, 1), labels)
-    return Split(train=made, test=made)
+    return numbers, torch.stack(columns, 1), labels

@@ -7,19 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from quietgrad import data
+from quietgrad.data.pretrained import pretrained_folder
 from quietgrad.errors import MissingExtraError, SampleMixingError
-from quietgrad.recipes.recipe import Classification, LoadData, Places, Split
+from quietgrad.recipes.recipe import Classification, Places
 
 
 def transformers() -> Any:
-    """The library.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """The library; MissingExtraError if it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -29,7 +24,7 @@ def transformers() -> Any:
 
 def encoder_folder(places: Places) -> Path:
     """The folder that was given, or MiniLM's if it was fetched."""
-    return places.model or data.pretrained_folder("minilm")
+    return places.model or pretrained_folder("minilm")
 
 
 def tokenizer(folder: Path) -> Any:
@@ -40,27 +35,8 @@ def tokenizer(folder: Path) -> Any:
     return found
 
 
-def token_ids(
-    folder: Path, texts: list[str], pairs: list[str] | None, length: int
-) -> tuple[Tensor, Tensor]:
-    """Tokens ``[N, length]`` and which of them count, each text by itself."""
-    encoded = tokenizer(folder)(
-        texts,
-        pairs,
-        truncation=True,
-        padding="max_length",
-        max_length=length,
-        return_tensors="pt",
-    )
-    return encoded["input_ids"], encoded["attention_mask"]
-
-
 class Logits(nn.Module):
-    """A model of `transformers` that returns its logits; one of language can go on with a prompt.
-
-    Args:
-        model: takes tokens or images as its first argument.
-    """
+    """A model of `transformers` that returns its logits; a language model can also generate."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -72,18 +48,13 @@ class Logits(nn.Module):
         return logits
 
     def generate(self, **options: Any) -> Tensor:
-        """Tokens that go on from others."""
+        """Tokens that continue a prompt."""
         made: Tensor = self.model.generate(**options)
         return made
 
 
 class EncoderClassifier(nn.Module):
-    """A pretrained encoder, the mean of its last states, and a linear layer.
-
-    Args:
-        encoder: of `transformers`.
-        classes: number of logits.
-    """
+    """A pretrained encoder of `transformers`, the mean of its last states, and a linear layer."""
 
     def __init__(self, encoder: nn.Module, classes: int) -> None:
         super().__init__()
@@ -157,34 +128,21 @@ def with_biases_only(encoder: nn.Module) -> nn.Module:
     return encoder
 
 
-def made_tokens(*, length: int, vocabulary: int, classes: int, samples: int = 32) -> LoadData:
-    """Makes random tokens with masks and labels, for smoke runs."""
-
-    def load_data(places: Places) -> Split:
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(vocabulary, (samples, length), generator=generator)
-        labels = torch.randint(classes, (samples,), generator=generator)
-        made = TensorDataset(tokens, torch.ones_like(tokens), labels)
-        return Split(train=made, test=made)
-
-    return load_data
-
-
 # Few different lengths, so that the fastest way is measured for few shapes.
 _MULTIPLE = 8
 
 
 class TextClassification(Classification):
-    """Tokens, which of them count, and labels. What no text of a batch has is not computed."""
+    """Tokens, their mask, and labels. Columns that are padding in all texts are not computed."""
 
     def losses(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """Cross-entropy; what each text gives does not depend on how far it is padded."""
+        """Cross-entropy; the loss of a text does not depend on how far it is padded."""
         tokens, mask, labels = batch
         return super().losses(model, (*without_padding(tokens, mask), labels))
 
 
 def without_padding(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Both without the last columns in which nothing counts, but for a multiple of eight."""
+    """Both without the last columns that are all padding, up to a multiple of eight."""
     counted = mask.any(0).nonzero()
     longest = int(counted[-1]) + 1 if len(counted) else 1
     kept = -(-longest // _MULTIPLE) * _MULTIPLE
@@ -195,16 +153,8 @@ def without_padding(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def require_no_effect_of_padding(model: nn.Module, vocabulary: int, padding: int) -> None:
     """Refuse a model whose answers depend on how far a text is padded.
 
-    Texts are padded to the longest of their micro-batch, so there one text would change what the
-    others give. Looked for with random texts, not with the data.
-
-    Args:
-        model: takes tokens, and which of them count.
-        vocabulary: number of words.
-        padding: the word that stands for none.
-
-    Raises:
-        SampleMixingError: they do.
+    Texts are padded to the longest of their micro-batch, so there one text would change the losses
+    of others. Tested with random texts, not with the data; `padding` is the padding token.
     """
     generator = torch.Generator().manual_seed(0)
     words = torch.tensor([word for word in range(vocabulary) if word != padding])
@@ -217,8 +167,8 @@ def require_no_effect_of_padding(model: nn.Module, vocabulary: int, padding: int
     model.train(was_training)
     if not torch.allclose(long, short, rtol=1e-3, atol=1e-4):
         raise SampleMixingError(
-            f"{type(model).__name__} answers otherwise when the same text is padded further (by "
+            f"{type(model).__name__} gives other logits when the same text is padded further (by "
             f"up to {float((long - short).abs().max()):.2g}): the longest text of a batch would "
-            "change what the others give. Choose an encoder whose attention mask hides padding "
+            "change the losses of the others. Choose an encoder whose attention mask hides padding "
             "entirely"
         )

@@ -1,7 +1,8 @@
-"""Language modelling: the next token, and texts that go on from a prompt."""
+"""The recipe e2e: language modelling, scored by the texts that the model generates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -9,27 +10,69 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from quietgrad import data
+from quietgrad.data.datasets import load
+from quietgrad.data.records import PairData
 from quietgrad.data.sources import own_folder
 from quietgrad.errors import MissingExtraError
 from quietgrad.recipes.encoders import Logits, encoder_folder, tokenizer, transformers
-from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split, Task
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import (
+    AUTOMATIC_CLIPPING,
+    Places,
+    Recipe,
+    Reference,
+    Settings,
+    Smoke,
+    Split,
+    Task,
+)
 
-IGNORED = -100
-"""A target that does not count, as in `torch.nn.functional.cross_entropy`."""
+_IGNORED = -100  # a target that does not count, as in `torch.nn.functional.cross_entropy`
+_LENGTH = 100  # tokens of a meaning and a sentence
+_SMOKE_WORDS = 50
+
+
+def e2e() -> Recipe:
+    """A GPT2 in the folder that is given, or a small one from random weights."""
+    source, note = f"{AUTOMATIC_CLIPPING}, Table 4", "pretrained GPT2, the larger training file"
+    return Recipe(
+        name="e2e",
+        summary="sentences about restaurants, a local GPT2 or a small one from scratch",
+        data="folder; fetch `minilm` (its tokenizer)",
+        load_data=_load_data,
+        build_model=_build_model,
+        settings=Settings(
+            epochs=10,
+            batch_size=1024,
+            learning_rate=2e-3,
+            optimizer="adamw",
+            weight_decay=0.01,
+            epsilon=8.0,
+            delta=1e-5,
+            physical_batch_size=32,
+        ),
+        smoke=Smoke(
+            _draw_data, lambda places: Logits(_gpt2(_SMOKE_WORDS, width=16, layers=1, heads=2))
+        ),
+        task=LanguageModelling(),
+        references=(
+            Reference(source, "auto-s", 3.0, 61.340, note=note),
+            Reference(source, "abadi", 3.0, 61.519, note=note),
+            Reference(source, "none", None, 69.463, note=note),
+        ),
+        takes=("data", "model"),
+    )
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a model is asked to go on with, and what people wrote.
+    """Prompts for the model, and what people wrote.
 
     Attributes:
         tokens: ``[N, T]``, padded in front.
-        mask: which of them count.
-        references: good answers to each.
-        tokenizer: of `transformers`, to read answers with.
-        length: most tokens of an answer.
+        mask: 0 for padding.
+        references: good answers to each prompt.
+        tokenizer: of `transformers`, to decode answers with.
+        length: largest number of tokens of an answer.
     """
 
     tokens: Tensor
@@ -39,17 +82,10 @@ class Prompts:
     length: int
 
 
-class TestTexts(Dataset[Any]):
-    """Tokens and targets to measure the loss with, and prompts to be answered.
+class PromptedTexts(Dataset[Any]):
+    """Tokens and targets as in training, to measure the loss with, and prompts to be answered."""
 
-    Args:
-        columns: tokens and targets, as in training.
-        prompts: None for no answers.
-    """
-
-    __test__ = False  # for pytest: no test
-
-    def __init__(self, columns: Dataset[Any], prompts: Prompts | None) -> None:
+    def __init__(self, columns: Dataset[Any], prompts: Prompts) -> None:
         self._columns, self.prompts = columns, prompts
 
     def __len__(self) -> int:
@@ -83,23 +119,23 @@ class LanguageModelling(Task):
 
     @torch.no_grad()
     def final_scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
-        """BLEU and ROUGE-L of the texts the model writes."""
-        prompts = test.prompts if isinstance(test, TestTexts) else None
-        if prompts is None:
+        """BLEU and ROUGE-L of the texts the model generates."""
+        if not isinstance(test, PromptedTexts):
             return {}
-        written = _answers(model, prompts)
-        return {"bleu": _bleu(written, prompts), "rouge_l": _rouge_l(written, prompts)}
+        written = _generate(model, test.prompts)
+        references = test.prompts.references
+        return {"bleu": _bleu(written, references), "rouge_l": _rouge_l(written, references)}
 
 
 def _token_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each token's prediction of the next, and which of them count."""
     ahead = targets[:, 1:]
-    each = F.cross_entropy(logits[:, :-1].mT, ahead, reduction="none", ignore_index=IGNORED)
-    return each, ahead != IGNORED
+    each = F.cross_entropy(logits[:, :-1].mT, ahead, reduction="none", ignore_index=_IGNORED)
+    return each, ahead != _IGNORED
 
 
-def _answers(model: Any, prompts: Prompts) -> list[str]:
-    """Greedily, one token after the other."""
+def _generate(model: Any, prompts: Prompts) -> list[str]:
+    """Answers by greedy decoding."""
     found = []
     for tokens, mask in zip(prompts.tokens.split(64), prompts.mask.split(64), strict=True):
         made = model.generate(
@@ -114,20 +150,17 @@ def _answers(model: Any, prompts: Prompts) -> list[str]:
     return [answer.strip() for answer in found]
 
 
-def _bleu(written: list[str], prompts: Prompts) -> float:
+def _bleu(written: list[str], references: list[list[str]]) -> float:
     try:
         import sacrebleu
     except ImportError as error:
         raise MissingExtraError("sacrebleu", "text") from error
-    most = max(len(each) for each in prompts.references)
-    columns: Any = [  # None where a prompt has fewer answers than others
-        [each[place] if place < len(each) else None for each in prompts.references]
-        for place in range(most)
-    ]
+    # None where a prompt has fewer references than others.
+    columns: Any = [list(column) for column in zip_longest(*references)]
     return float(sacrebleu.corpus_bleu(written, columns, lowercase=True).score)
 
 
-def _rouge_l(written: list[str], prompts: Prompts) -> float:
+def _rouge_l(written: list[str], references: list[list[str]]) -> float:
     """The best over the references, in per cent."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
@@ -135,49 +168,13 @@ def _rouge_l(written: list[str], prompts: Prompts) -> float:
         raise MissingExtraError("rouge-score", "text") from error
     scorer = RougeScorer(["rougeL"])
     best: list[float] = [
-        max(scorer.score(reference, answer)["rougeL"].fmeasure for reference in references)
-        for answer, references in zip(written, prompts.references, strict=True)
+        max(scorer.score(reference, answer)["rougeL"].fmeasure for reference in known)
+        for answer, known in zip(written, references, strict=True)
     ]
     return 100 * sum(best) / len(best)
 
 
-_LENGTH = 100
-_ANSWER = 48
-_WORDS = 50  # in smoke runs
-_PAPER = '"Automatic Clipping", Table 4'
-_PRETRAINED = "pretrained GPT2, the larger training file"
-
-
-def e2e() -> Recipe:
-    """A GPT2 in the folder that is given, or a small one from random weights."""
-    return Recipe(
-        name="e2e",
-        summary="sentences about restaurants, a local GPT2 or a small one from scratch",
-        data="folder; fetch `minilm` (its tokenizer)",
-        load_data=load_data,
-        build_model=build_model,
-        settings=Settings(
-            epochs=10,
-            batch_size=1024,
-            learning_rate=2e-3,
-            optimizer="adamw",
-            weight_decay=0.01,
-            epsilon=8.0,
-            delta=1e-5,
-            physical_batch_size=32,
-        ),
-        smoke=Smoke(_made, lambda places: Logits(_gpt2(_WORDS, width=16, layers=1, heads=2))),
-        task=LanguageModelling(),
-        references=(
-            Reference(_PAPER, "auto-s", 3.0, 61.340, note=_PRETRAINED),
-            Reference(_PAPER, "abadi", 3.0, 61.519, note=_PRETRAINED),
-            Reference(_PAPER, "none", None, 69.463, note=_PRETRAINED),
-        ),
-        takes=("data", "model"),
-    )
-
-
-def load_data(places: Places) -> Split:
+def _load_data(places: Places) -> Split:
     """Trains on `trainset.csv` where it is, else on `devset.csv`; tests on unseen restaurants."""
     pairs = _pairs(places)
     words = tokenizer(encoder_folder(places))
@@ -189,27 +186,25 @@ def load_data(places: Places) -> Split:
     ]
     test = _columns(words, [meaning for meaning, _ in flat], [text for _, text in flat])
     prompts = _prompts(words, pairs.test_meanings, pairs.test_references)
-    return Split(train=TensorDataset(*train), test=TestTexts(TensorDataset(*test), prompts))
+    return Split(train=TensorDataset(*train), test=PromptedTexts(TensorDataset(*test), prompts))
 
 
-def build_model(places: Places) -> nn.Module:
+def _build_model(places: Places) -> nn.Module:
     """The model in the folder, or four layers of 256."""
     if places.model is not None:
-        library = transformers()
-        return Logits(
-            library.AutoModelForCausalLM.from_pretrained(places.model, local_files_only=True)
-        )
+        kind = transformers().AutoModelForCausalLM
+        return Logits(kind.from_pretrained(places.model, local_files_only=True))
     words = tokenizer(encoder_folder(places))
     return Logits(_gpt2(len(words), width=256, layers=4, heads=4))
 
 
-def _pairs(places: Places) -> data.PairData:
-    """A large file that is there and damaged is refused, not passed over."""
+def _pairs(places: Places) -> PairData:
+    """The small file only where the large one is missing: a damaged one is refused."""
     folder = places.data or own_folder("e2e")
     names = ("trainset.csv", "devset.csv")
     if folder is not None and [(folder / name).exists() for name in names] == [False, True]:
-        return data.load("e2e", folder, train="devset")
-    return data.load("e2e", folder)
+        return load("e2e", folder, train="devset")
+    return load("e2e", folder)
 
 
 def _end(words: Any) -> int:
@@ -222,7 +217,7 @@ def _columns(words: Any, meanings: list[str], references: list[str]) -> tuple[Te
     """Meaning and sentence in one row, padded behind; only the sentence counts."""
     end = _end(words)
     tokens = torch.full((len(meanings), _LENGTH), words.pad_token_id)
-    targets = torch.full((len(meanings), _LENGTH), IGNORED)
+    targets = torch.full((len(meanings), _LENGTH), _IGNORED)
     asked = words(meanings, add_special_tokens=False)["input_ids"]
     answered = words(references, add_special_tokens=False)["input_ids"]
     for row, (meaning, reference) in enumerate(zip(asked, answered, strict=True)):
@@ -238,12 +233,11 @@ def _prompts(words: Any, meanings: list[str], references: list[list[str]]) -> Pr
     asked = [[*ids, end] for ids in words(meanings, add_special_tokens=False)["input_ids"]]
     longest = max(len(ids) for ids in asked)
     tokens = torch.full((len(asked), longest), words.pad_token_id)
-    for row, ids in enumerate(asked):
-        tokens[row, longest - len(ids) :] = torch.tensor(ids)
     mask = torch.zeros_like(tokens)
     for row, ids in enumerate(asked):
+        tokens[row, longest - len(ids) :] = torch.tensor(ids)
         mask[row, longest - len(ids) :] = 1
-    return Prompts(tokens, mask, references, words, _ANSWER)
+    return Prompts(tokens, mask, references, words, length=48)
 
 
 def _gpt2(words: int, *, width: int, layers: int, heads: int) -> nn.Module:
@@ -261,8 +255,8 @@ def _gpt2(words: int, *, width: int, layers: int, heads: int) -> nn.Module:
     return model
 
 
-class _Numbers:
-    """Stands for a tokenizer in smoke runs: every token is a word, its number."""
+class _NumberTokenizer:
+    """A tokenizer for smoke runs: every token is decoded to its number."""
 
     pad_token_id = 0
 
@@ -270,10 +264,12 @@ class _Numbers:
         return [" ".join(map(str, row.tolist())) for row in rows]
 
 
-def _made(places: Places) -> Split:
+def _draw_data(places: Places) -> Split:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(_WORDS, (32, 8), generator=generator)
-    made = TensorDataset(tokens, tokens)
+    tokens = torch.randint(_SMOKE_WORDS, (32, 8), generator=generator)
+    drawn = TensorDataset(tokens, tokens)
     asked = tokens[:4, :4]
-    prompts = Prompts(asked, torch.ones_like(asked), [["1 2"], ["3 4", "5"]] * 2, _Numbers(), 4)
-    return Split(train=made, test=TestTexts(made, prompts))
+    prompts = Prompts(
+        asked, torch.ones_like(asked), [["1 2"], ["3 4", "5"]] * 2, _NumberTokenizer(), 4
+    )
+    return Split(train=drawn, test=PromptedTexts(drawn, prompts))

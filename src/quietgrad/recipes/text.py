@@ -1,102 +1,101 @@
-"""GLUE tasks with a pretrained encoder: all weights, low-rank adapters, or biases only."""
+"""Recipes on text: GLUE tasks with a pretrained encoder, and reviews of IMDB with a GRU."""
 
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from quietgrad import data
+from quietgrad.data.datasets import load
 from quietgrad.nn.models import gru_classifier
 from quietgrad.recipes.encoders import (
     EncoderClassifier,
     TextClassification,
     encoder_folder,
-    made_tokens,
     pretrained_encoder,
     require_no_effect_of_padding,
     small_encoder,
-    token_ids,
     tokenizer,
     with_adapters,
     with_biases_only,
 )
-from quietgrad.recipes.recipe import Places, Recipe, Reference, Smoke, Split
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import (
+    AUTOMATIC_CLIPPING,
+    CLIPPING_BIAS,
+    INNER_OUTER,
+    Places,
+    Recipe,
+    Reference,
+    Settings,
+    Smoke,
+    Split,
+    synthetic,
+)
 
-Task = Literal["sst2", "qnli", "qqp", "mnli"]
-Prepare = Callable[[nn.Module], nn.Module]
+GlueName = Literal["sst2", "qnli", "qqp", "mnli"]
 
-_RANK = 8
-_WORDS = 50  # in smoke runs
-_SOURCE = '"Automatic Clipping", Table 2'
-_LARGER = "RoBERTa-base, 256 tokens"
+_SMOKE_WORDS = 50
+# What a task asks, its number of classes, and the length that texts are cut to.
+_TASKS: dict[GlueName, tuple[str, int, int]] = {
+    "sst2": ("sentiment of sentences", 2, 48),
+    "qnli": ("does a sentence answer a question", 2, 128),
+    "qqp": ("do two questions ask the same", 2, 128),
+    "mnli": ("does a sentence follow from another", 3, 128),
+}
 
 
 def sst2() -> Recipe:
     """Sentiment of sentences, all weights trained."""
-    return _recipe_glue(
+    source, note = f"{AUTOMATIC_CLIPPING}, Table 2", "RoBERTa-base, 256 tokens"
+    return _glue_recipe(
         "sst2",
         "sst2",
-        "all weights",
-        lambda encoder: encoder,
-        _settings(batch_size=1000, epochs=3, learning_rate=5e-4),
-        references=(Reference(_SOURCE, "auto-s", 3.0, 0.9232, note=_LARGER),),
+        _glue_settings(batch_size=1000, epochs=3, learning_rate=5e-4),
+        references=(Reference(source, "auto-s", 3.0, 0.9232, note=note),),
     )
 
 
 def sst2_lora() -> Recipe:
     """Sentiment of sentences, low-rank adapters trained."""
-    return _recipe_glue(
+    return _glue_recipe(
         "sst2-lora",
         "sst2",
-        "low-rank adapters",
-        lambda encoder: with_adapters(encoder, _RANK),
-        _settings(batch_size=1000, epochs=3, learning_rate=2e-3),
+        _glue_settings(batch_size=1000, epochs=3, learning_rate=2e-3),
+        trained="low-rank adapters",
+        prepare=lambda encoder: with_adapters(encoder, rank=8),
     )
 
 
 def sst2_bias() -> Recipe:
     """Sentiment of sentences, biases trained."""
-    return _recipe_glue(
+    return _glue_recipe(
         "sst2-bias",
         "sst2",
-        "biases only",
-        with_biases_only,
-        _settings(batch_size=1000, epochs=3, learning_rate=5e-3),
+        _glue_settings(batch_size=1000, epochs=3, learning_rate=5e-3),
+        trained="biases only",
+        prepare=with_biases_only,
     )
 
 
 def qnli() -> Recipe:
     """Whether a sentence answers a question."""
-    settings = _settings(batch_size=2000, epochs=6, learning_rate=5e-4)
-    return _recipe_glue("qnli", "qnli", "all weights", lambda encoder: encoder, settings)
+    settings = _glue_settings(batch_size=2000, epochs=6, learning_rate=5e-4)
+    return _glue_recipe("qnli", "qnli", settings)
 
 
 def qqp() -> Recipe:
     """Whether two questions ask the same."""
-    settings = _settings(batch_size=6000, epochs=18, learning_rate=5e-4)
-    return _recipe_glue("qqp", "qqp", "all weights", lambda encoder: encoder, settings)
+    settings = _glue_settings(batch_size=6000, epochs=18, learning_rate=5e-4)
+    return _glue_recipe("qqp", "qqp", settings)
 
 
 def mnli() -> Recipe:
     """Whether a sentence follows from another, contradicts it, or neither."""
-    settings = _settings(batch_size=6000, epochs=18, learning_rate=5e-4)
-    return _recipe_glue("mnli", "mnli", "all weights", lambda encoder: encoder, settings)
+    settings = _glue_settings(batch_size=6000, epochs=18, learning_rate=5e-4)
+    return _glue_recipe("mnli", "mnli", settings)
 
 
-_CLASSES: dict[Task, int] = {"sst2": 2, "qnli": 2, "qqp": 2, "mnli": 3}
-_LENGTHS: dict[Task, int] = {"sst2": 48, "qnli": 128, "qqp": 128, "mnli": 128}
-_SUMMARIES: dict[Task, str] = {
-    "sst2": "sentiment of sentences",
-    "qnli": "does a sentence answer a question",
-    "qqp": "do two questions ask the same",
-    "mnli": "does a sentence follow from another",
-}
-
-
-def _settings(*, batch_size: int, epochs: int, learning_rate: float) -> Settings:
+def _glue_settings(*, batch_size: int, epochs: int, learning_rate: float) -> Settings:
     return Settings(
         epochs=epochs,
         batch_size=batch_size,
@@ -108,15 +107,30 @@ def _settings(*, batch_size: int, epochs: int, learning_rate: float) -> Settings
     )
 
 
-def _recipe_glue(
+def _glue_recipe(
     name: str,
-    task: Task,
-    trained: str,
-    prepare: Prepare,
+    task: GlueName,
     settings: Settings,
+    *,
+    trained: str = "all weights",
+    prepare: Callable[[nn.Module], nn.Module] = lambda encoder: encoder,
     references: tuple[Reference, ...] = (),
 ) -> Recipe:
-    classes = _CLASSES[task]
+    question, classes, length = _TASKS[task]
+
+    def load_data(places: Places) -> Split:
+        texts = load(task, places.data)
+        words = tokenizer(encoder_folder(places))
+
+        def columns(first: list[str], second: list[str] | None) -> tuple[Tensor, Tensor]:
+            encoded = _encode(words, first, second, length)
+            return encoded["input_ids"], encoded["attention_mask"]
+
+        train = columns(texts.train_texts, texts.train_pairs)
+        test = columns(texts.test_texts, texts.test_pairs)
+        return Split.of_columns(
+            (*train, texts.train_labels), (*test, texts.test_labels), lengths=train[1].sum(1)
+        )
 
     def build_model(places: Places) -> nn.Module:
         encoder = pretrained_encoder(encoder_folder(places))
@@ -126,82 +140,87 @@ def _recipe_glue(
         return model
 
     def build_small(places: Places) -> nn.Module:
-        return EncoderClassifier(prepare(small_encoder(_WORDS)), classes)
+        return EncoderClassifier(prepare(small_encoder(_SMOKE_WORDS)), classes)
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, labels = _draw_texts(generator, classes)
+        return tokens, torch.ones_like(tokens), labels
 
     return Recipe(
         name=name,
-        summary=f"{_SUMMARIES[task]}, MiniLM or a local encoder, {trained}",
+        summary=f"{question}, MiniLM or a local encoder, {trained}",
         data="folder; fetch `minilm`",
-        load_data=lambda places: _load(task, places),
+        load_data=load_data,
         build_model=build_model,
         settings=settings,
         task=TextClassification(),
-        smoke=Smoke(made_tokens(length=6, vocabulary=_WORDS, classes=classes), build_small),
+        smoke=Smoke(synthetic(draw), build_small),
         references=references,
         takes=("data", "model"),
     )
 
 
-def _load(task: Task, places: Places) -> Split:
-    texts = data.load(task, places.data)
-    folder, length = encoder_folder(places), _LENGTHS[task]
-    train = token_ids(folder, texts.train_texts, texts.train_pairs, length)
-    test = token_ids(folder, texts.test_texts, texts.test_pairs, length)
-    return Split(
-        train=TensorDataset(*train, texts.train_labels),
-        test=TensorDataset(*test, texts.test_labels),
-        lengths=train[1].sum(1),
+def _encode(
+    words: Any, texts: list[str], pairs: list[str] | None, length: int, **options: Any
+) -> dict[str, Tensor]:
+    """Tokens ``[N, length]`` and which of them count, each text by itself."""
+    encoded: dict[str, Tensor] = words(
+        texts,
+        pairs,
+        truncation=True,
+        padding="max_length",
+        max_length=length,
+        return_tensors="pt",
+        **options,
     )
+    return encoded
 
 
-_LENGTH = 128
-_DIMENSIONS = 100
-_BIAS = '"A Theory to Instruct Differentially-Private Learning via Clipping Bias Reduction"'
+def _draw_texts(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
+    """Random tokens and labels, for smoke runs."""
+    tokens = torch.randint(_SMOKE_WORDS, (32, 6), generator=generator)
+    return tokens, torch.randint(classes, (32,), generator=generator)
+
+
 _OUTER = (
     "other word vectors, the official split, 60 epochs in batches of 2,000; radius 5 and learning"
     " rate 0.1, as here for abadi"
 )
-_INNER_OUTER = f"inner-outer momentum, K0 = 2 and gamma0 = 0.08 (--inner-steps 2); {_OUTER}"
 
 
 def imdb() -> Recipe:
     """The enhanced network: both projections standardized before the gates."""
-    return _recipe_imdb(
-        "imdb",
-        enhanced=True,
-        references=(
-            Reference(f"{_BIAS}, Table 1", "abadi", 4.0, 0.775, note=_INNER_OUTER),
-            Reference(f"{_BIAS}, Table 1", "abadi", 8.0, 0.792, note=_INNER_OUTER),
-        ),
-    )
+    note = f"{INNER_OUTER}; {_OUTER}"
+    references = _imdb_references(f"{CLIPPING_BIAS}, Table 1", 0.775, 0.792, note)
+    return _imdb_recipe("imdb", enhanced=True, references=references)
 
 
 def imdb_plain() -> Recipe:
     """An ordinary GRU."""
-    return _recipe_imdb(
-        "imdb-plain",
-        enhanced=False,
-        references=(
-            Reference(f"{_BIAS}, Table 2", "abadi", 4.0, 0.696, note=_OUTER),
-            Reference(f"{_BIAS}, Table 2", "abadi", 8.0, 0.735, note=_OUTER),
-        ),
+    references = _imdb_references(f"{CLIPPING_BIAS}, Table 2", 0.696, 0.735, _OUTER)
+    return _imdb_recipe("imdb-plain", enhanced=False, references=references)
+
+
+def _imdb_references(
+    source: str, at_4: float, at_8: float, note: str
+) -> tuple[Reference, Reference]:
+    return (
+        Reference(source, "abadi", 4.0, at_4, note=note),
+        Reference(source, "abadi", 8.0, at_8, note=note),
     )
 
 
-def _recipe_imdb(name: str, *, enhanced: bool, references: tuple[Reference, ...]) -> Recipe:
-    def build_model(places: Places) -> nn.Module:
-        return gru_classifier(_vectors(places), enhanced=enhanced)
-
+def _imdb_recipe(name: str, *, enhanced: bool, references: tuple[Reference, ...]) -> Recipe:
     def build_small(places: Places) -> nn.Module:
-        return gru_classifier(torch.randn(_WORDS, 8), hidden=4, enhanced=enhanced)
+        return gru_classifier(torch.randn(_SMOKE_WORDS, 8), hidden=4, enhanced=enhanced)
 
     kind = "enhanced" if enhanced else "plain"
     return Recipe(
         name=name,
         summary=f"sentiment of film reviews, {kind} GRU, frozen word vectors of MiniLM",
         data="fetch `imdb`, `minilm`",
-        load_data=load_data,
-        build_model=build_model,
+        load_data=_load_imdb,
+        build_model=lambda places: gru_classifier(_word_vectors(places), enhanced=enhanced),
         settings=Settings(
             epochs=20,
             batch_size=1000,
@@ -212,48 +231,29 @@ def _recipe_imdb(name: str, *, enhanced: bool, references: tuple[Reference, ...]
             physical_batch_size=250,
         ),
         tuned={"abadi": {"learning_rate": 0.1, "radius": 5.0}},  # the paper's
-        smoke=Smoke(_made, build_small),
+        smoke=Smoke(synthetic(lambda generator: _draw_texts(generator, 2)), build_small),
         references=references,
         takes=("data", "model"),
     )
 
 
-def load_data(places: Places) -> Split:
-    """The last words of a review come last: padding is in front."""
-    texts = data.load("imdb", places.data)
+def _load_imdb(places: Places) -> Split:
+    """Padded in front: the last words of a review come last."""
+    texts = load("imdb", places.data)
     words = tokenizer(encoder_folder(places))
-    return Split(
-        train=TensorDataset(_ids(words, texts.train_texts), texts.train_labels),
-        test=TensorDataset(_ids(words, texts.test_texts), texts.test_labels),
+    options = {"padding_side": "left", "add_special_tokens": False}
+    train, test = (
+        _encode(words, part, None, length=128, **options)["input_ids"]
+        for part in (texts.train_texts, texts.test_texts)
     )
+    return Split.of_columns((train, texts.train_labels), (test, texts.test_labels))
 
 
-def _ids(words: object, texts: list[str]) -> Tensor:
-    encoded = words(  # type: ignore[operator]
-        texts,
-        truncation=True,
-        padding="max_length",
-        padding_side="left",
-        max_length=_LENGTH,
-        add_special_tokens=False,
-        return_tensors="pt",
-    )
-    ids: Tensor = encoded["input_ids"]
-    return ids
-
-
-def _vectors(places: Places) -> Tensor:
+def _word_vectors(places: Places) -> Tensor:
     """The encoder's word vectors, by their 100 principal components, at unit scale: all public."""
     encoder = pretrained_encoder(encoder_folder(places))
     vectors = encoder.get_input_embeddings().weight.detach()  # type: ignore[operator]
     centred = vectors - vectors.mean(0)
-    directions = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -_DIMENSIONS:]
+    directions = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -100:]
     reduced: Tensor = centred @ directions
     return reduced / reduced.std()
-
-
-def _made(places: Places) -> Split:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(_WORDS, (32, 6), generator=generator)
-    made = TensorDataset(tokens, torch.randint(2, (32,), generator=generator))
-    return Split(train=made, test=made)

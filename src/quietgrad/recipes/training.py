@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from quietgrad._checks import require_positive
 from quietgrad.engine.engine import PrivacyEngine
 from quietgrad.methods.augmentation import SelfAugmentation
-from quietgrad.recipes.recipe import Recipe, Split
-from quietgrad.recipes.settings import OPTIMIZERS as OPTIMIZERS
-from quietgrad.recipes.settings import Settings
+from quietgrad.recipes.recipe import Recipe, Settings, Split
 
 Scores = dict[str, float]
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "nadam": NAdam}
@@ -25,7 +23,7 @@ _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How training stands after an epoch. All of it may be shown.
+    """The state of training after an epoch. All of it may be shown.
 
     Scores are of the held-out test set: the training loss would be read from private data without
     any noise.
@@ -38,13 +36,14 @@ class EpochReport:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """As a line of metrics."""
-        return _flat(asdict(self))
+        """As a line of metrics: scores beside the rest."""
+        rest = asdict(self)
+        return {**rest.pop("scores"), **rest}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended. `seconds` are those of the steps, without evaluation and accounting."""
+    """The result of training. `seconds` are of the steps, without evaluation and accounting."""
 
     scores: Scores
     steps: int
@@ -52,7 +51,8 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Scores beside the rest."""
-        return _flat(asdict(self))
+        rest = asdict(self)
+        return {**rest.pop("scores"), **rest}
 
 
 OnEpoch = Callable[[EpochReport], None]
@@ -127,12 +127,14 @@ def train_private(
             engine.step()
             on_step()
         seconds += time.perf_counter() - started
-        scores = _scores(recipe, model, split)
+        scores = _test_scores(recipe.task.scores, model, split)
         spent = engine.epsilon()
         on_epoch(EpochReport(engine.epochs_completed, engine.steps_taken, scores, spent, seconds))
-    scores = scores or _scores(recipe, model, split)
+    scores = scores or _test_scores(recipe.task.scores, model, split)
     engine.detach()
-    return Outcome(scores | _final_scores(recipe, model, split), engine.steps_taken, seconds)
+    return Outcome(
+        scores | _test_scores(recipe.task.final_scores, model, split), engine.steps_taken, seconds
+    )
 
 
 def train_ordinary(
@@ -148,7 +150,8 @@ def train_ordinary(
     settings = recipe.settings
     losses = losses_of(recipe)
     updates = optimizer(settings, model, rate=settings.ordinary_learning_rate)
-    loader = DataLoader(split.train, settings.batch_size, shuffle=True, generator=_generator(seed))
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    loader = DataLoader(split.train, settings.batch_size, shuffle=True, generator=generator)
     seconds, scores = 0.0, Scores()
     for epoch in range(1, settings.epochs + 1):
         started = time.perf_counter()
@@ -158,9 +161,9 @@ def train_ordinary(
             updates.step()
             on_step()
         seconds += time.perf_counter() - started
-        scores = _scores(recipe, model, split)
+        scores = _test_scores(recipe.task.scores, model, split)
         on_epoch(EpochReport(epoch, epoch * len(loader), scores, None, seconds))
-    scores = scores | _final_scores(recipe, model, split)
+    scores = scores | _test_scores(recipe.task.final_scores, model, split)
     return Outcome(scores, settings.epochs * len(loader), seconds)
 
 
@@ -183,28 +186,10 @@ def optimizer(
     return _OPTIMIZERS[settings.optimizer](trained, lr=rate, weight_decay=decay)
 
 
-def _generator(seed: int | None) -> torch.Generator | None:
-    return None if seed is None else torch.Generator().manual_seed(seed)
-
-
-def _scores(recipe: Recipe, model: nn.Module, split: Split) -> Scores:
+def _test_scores(
+    scores: Callable[[nn.Module, Dataset[Any]], Scores], model: nn.Module, split: Split
+) -> Scores:
     model.eval()
-    scores = recipe.task.scores(model, split.test)
+    found = scores(model, split.test)
     model.train()
-    return _of_test(scores)
-
-
-def _final_scores(recipe: Recipe, model: nn.Module, split: Split) -> Scores:
-    model.eval()
-    scores = recipe.task.final_scores(model, split.test)
-    model.train()
-    return _of_test(scores)
-
-
-def _of_test(scores: Scores) -> Scores:
-    return {f"test_{name}": value for name, value in scores.items()}
-
-
-def _flat(report: dict[str, Any]) -> dict[str, Any]:
-    scores = report.pop("scores")
-    return {**scores, **report}
+    return {f"test_{name}": value for name, value in found.items()}

@@ -5,12 +5,11 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from quietgrad._checks import require_count, require_number, require_positive, require_rate
 from quietgrad._version import __version__
@@ -18,7 +17,6 @@ from quietgrad.errors import QuietgradError
 from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import (
     EpochReport,
-    Outcome,
     attach,
     train_ordinary,
     train_private,
@@ -30,7 +28,7 @@ class Origin:
     """Data, model and program of a trial: trials of different origin say nothing of each other.
 
     Attributes:
-        smoke: made data and a small model.
+        smoke: synthetic data and a small model.
         data: where the data were taken from: folders, or packages with their digests.
         data_dir: the folder that was given for them.
         model_dir: the folder that was given for a pretrained model.
@@ -45,22 +43,16 @@ class Origin:
 
     @classmethod
     def of(cls, places: Places, data: Sequence[str], *, smoke: bool) -> "Origin":
-        """Of trials that are made now.
-
-        Args:
-            places: folders that were given.
-            data: where the data were taken from.
-            smoke: whether data and model are made.
-        """
-        return cls(smoke, tuple(data), _in_full(places.data), _in_full(places.model))
+        """Of trials that are made now, with data from these places."""
+        data_dir, model_dir = (
+            None if folder is None else str(folder.resolve())
+            for folder in (places.data, places.model)
+        )
+        return cls(smoke, tuple(data), data_dir, model_dir)
 
     @classmethod
     def from_dict(cls, stated: object) -> "Origin":
-        """As it was written down.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """As it was written down; ValueError if it is no origin."""
         names = {each.name for each in fields(cls)}
         if not isinstance(stated, Mapping) or set(stated) != names or not _is_origin(stated):
             raise ValueError(f"origin={stated!r}: expected {', '.join(sorted(names))}")
@@ -81,10 +73,6 @@ def _is_origin(stated: Mapping[str, Any]) -> bool:
         and all(isinstance(stated[name], str | None) for name in ("data_dir", "model_dir"))
         and isinstance(stated["quietgrad"], str)
     )
-
-
-def _in_full(folder: Path | None) -> str | None:
-    return None if folder is None else str(folder.resolve())
 
 
 NOT_PRIVATE = "none"
@@ -133,12 +121,7 @@ class Trial:
 
     @classmethod
     def from_line(cls, line: str) -> "Trial":
-        """What was kept of a trial.
-
-        Raises:
-            ValueError: the line is none.
-            TypeError: it lacks a field, or has one that is not known.
-        """
+        """A trial that was kept; ValueError or TypeError if the line is none."""
         stated = json.loads(line)
         if not isinstance(stated, dict):
             raise ValueError("it is no JSON object")
@@ -164,7 +147,7 @@ def finite(score: float | None) -> float | None:
 
 
 def _require_sound(trial: Trial) -> None:
-    """A file can be edited: what is computed from it must be what a trial says."""
+    """Refuse values that no trial has: a file can be edited."""
     kinds = {"recipe": str, "settings": dict, "is_private": bool, "scores": dict}
     for name, kind in kinds.items():
         if not isinstance(getattr(trial, name), kind):
@@ -188,7 +171,7 @@ class TrialsError(QuietgradError):
 
 
 class TrialDisplay(Protocol):
-    """What is told of a training as it goes."""
+    """The display of a training in progress."""
 
     def on_step(self) -> None:
         """After each update."""
@@ -198,7 +181,7 @@ class TrialDisplay(Protocol):
 
 
 Showing = Callable[[Recipe, int], AbstractContextManager[TrialDisplay]]
-"""Shows a training of a recipe that has so many steps."""
+"""Opens the display of a training of a recipe that has so many steps."""
 
 
 @dataclass
@@ -220,11 +203,7 @@ class Trials:
     def get(
         self, recipe: Recipe, seed: int, origin: Origin, *, is_private: bool = True
     ) -> Trial | None:
-        """The trial of this recipe, seed and origin, if it was made.
-
-        Raises:
-            TrialsError: it was, and lacks the score that the recipe is about.
-        """
+        """The trial of this recipe, seed and origin, if it was made; it must have the metric."""
         known = (recipe.name, asdict(recipe.settings), seed, is_private)
         keys = [key_of(*known, origin)]
         if origin.may_be_unstated:
@@ -279,55 +258,34 @@ def make(
     """Train once, from initial weights of this seed."""
     torch.manual_seed(seed)
     model = recipe.build_model(places)
-    trial = (_private if is_private else _ordinary)(recipe, split, model, seed, showing)
-    return replace(trial, origin=origin)
-
-
-def _private(recipe: Recipe, split: Split, model: nn.Module, seed: int, showing: Showing) -> Trial:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "seed=.*protects nobody")  # said once for all trials
-        engine = attach(recipe, split, model, seed=seed)
-    with showing(recipe, engine.planned_steps or 0) as shown:
-        outcome = train_private(
-            recipe, split, model, engine, on_epoch=shown.on_epoch, on_step=shown.on_step
-        )
-    return _trial(
-        recipe,
-        seed,
-        outcome,
-        epsilon=engine.epsilon(),
-        noise_multiplier=engine.noise_multiplier,
-        sample_rate=engine.sample_rate,
-    )
-
-
-def _ordinary(recipe: Recipe, split: Split, model: nn.Module, seed: int, showing: Showing) -> Trial:
-    steps = -(-len(split.train) // recipe.settings.batch_size)  # type: ignore[arg-type]
-    with showing(recipe, recipe.settings.epochs * steps) as shown:
-        outcome = train_ordinary(
-            recipe, split, model, seed=seed, on_epoch=shown.on_epoch, on_step=shown.on_step
-        )
-    return _trial(recipe, seed, outcome)
-
-
-def _trial(
-    recipe: Recipe,
-    seed: int,
-    outcome: Outcome,
-    *,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-) -> Trial:
+    engine = None
+    if is_private:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "seed=.*protects nobody")  # said once for all trials
+            engine = attach(recipe, split, model, seed=seed)
+        steps = engine.planned_steps or 0
+    else:
+        epoch = -(-len(split.train) // recipe.settings.batch_size)  # type: ignore[arg-type]
+        steps = recipe.settings.epochs * epoch
+    with showing(recipe, steps) as shown:
+        if engine is not None:
+            outcome = train_private(
+                recipe, split, model, engine, on_epoch=shown.on_epoch, on_step=shown.on_step
+            )
+        else:
+            outcome = train_ordinary(
+                recipe, split, model, seed=seed, on_epoch=shown.on_epoch, on_step=shown.on_step
+            )
     return Trial(
         recipe=recipe.name,
         settings=asdict(recipe.settings),
         seed=seed,
-        is_private=epsilon is not None,
+        is_private=is_private,
         scores=outcome.scores,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        sample_rate=sample_rate,
+        epsilon=None if engine is None else engine.epsilon(),
+        noise_multiplier=None if engine is None else engine.noise_multiplier,
+        sample_rate=None if engine is None else engine.sample_rate,
         steps=outcome.steps,
         seconds=outcome.seconds,
+        origin=origin,
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quietgrad.accounting import GaussianEvent, Ledger, Poisson, ledger_records
+from quietgrad.accounting import GaussianEvent, Ledger, Poisson, ledger_file
 from quietgrad.errors import LedgerError
 
 from .ledger_files import EVENTS, read, write
@@ -43,7 +43,7 @@ def test_a_place_where_no_file_can_be_is_refused(path):
 
 
 def test_a_later_format_is_refused(path, monkeypatch):
-    monkeypatch.setattr(ledger_records, "_FORMAT", 2)
+    monkeypatch.setattr(ledger_file, "_FORMAT", 2)
     write(path)
     monkeypatch.undo()
     with pytest.raises(LedgerError, match=r"format 2, written by quietgrad .*: expected format 1"):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from quietgrad.accounting import Ledger
-from quietgrad.accounting.ledger_records import chained
+from quietgrad.accounting.ledger_file import chained
 from quietgrad.errors import LedgerError
 
 from .ledger_files import EVENTS, write

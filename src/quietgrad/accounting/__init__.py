@@ -3,7 +3,7 @@
 Nothing here imports torch, so accounting can be read, tested and used apart from training.
 """
 
-from quietgrad.accounting.accountants import Accountant, PrivacyProfile
+from quietgrad.accounting.accountants import Accountant, PrivacyProfile, profile
 from quietgrad.accounting.accountants import names as accountant_names
 from quietgrad.accounting.calibration import (
     Curve,
@@ -13,7 +13,6 @@ from quietgrad.accounting.calibration import (
     curve,
     delta,
     epsilon,
-    profile,
 )
 from quietgrad.accounting.events import (
     ADJACENCIES,

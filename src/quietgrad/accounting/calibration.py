@@ -1,4 +1,4 @@
-"""Noise for an epsilon."""
+"""Epsilon and delta of a planned run, and the smallest noise for an epsilon."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,8 @@ from quietgrad._checks import (
     require_positive,
     require_rate,
 )
-from quietgrad.accounting import accountants
-from quietgrad.accounting.accountants.base import Precision, PrivacyProfile
+from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, profile
+from quietgrad.accounting.accountants.base import Precision
 from quietgrad.accounting.events import (
     ADD_REMOVE,
     Adjacency,
@@ -21,12 +21,8 @@ from quietgrad.accounting.events import (
     Participation,
     Passes,
     Poisson,
-    TruncatedPoisson,
-    releases,
-    require_adjacency,
 )
 
-DEFAULT_ACCOUNTANT = "pld"
 _CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(2, 13))
 
 
@@ -109,193 +105,6 @@ def curve(
     return Curve(tuple(ordered), tuple(whole.epsilon(each) for each in ordered))
 
 
-def profile(
-    events: Iterable[GaussianEvent],
-    *,
-    accountant: str = DEFAULT_ACCOUNTANT,
-    adjacency: Adjacency = ADD_REMOVE,
-    precision: Precision = "fine",
-) -> PrivacyProfile:
-    """All pairs (epsilon, delta) that hold for these events together, in any order."""
-    relation = require_adjacency(adjacency)
-    chosen, events = accountants.resolve(accountant), tuple(events)
-    composed = [releases(events, relation, added=added) for added in _added(events, relation)]
-    profiles = [chosen.profile(each, relation, precision=precision) for each in composed]
-    return profiles[0] if len(profiles) == 1 else _Worst(tuple(profiles))
-
-
-@dataclass(frozen=True)
-class _Worst:
-    """What holds whichever of several things happened."""
-
-    profiles: tuple[PrivacyProfile, ...]
-
-    def epsilon(self, delta: float) -> float:
-        return max(profile.epsilon(delta) for profile in self.profiles)
-
-    def delta(self, epsilon: float) -> float:
-        return max(profile.delta(epsilon) for profile in self.profiles)
-
-
-def _added(events: Iterable[GaussianEvent], adjacency: Adjacency) -> tuple[int, ...]:
-    """How many samples more than the data set the larger of two neighbours may have.
-
-    The neighbour has one more or one less. It matters only where draws are cut, and either may be
-    the worse; but it is the same one in every step of a run.
-    """
-    cut = any(isinstance(event.sampling, TruncatedPoisson) for event in events)
-    return (0, 1) if cut and adjacency == ADD_REMOVE else (0,)
-
-
-def planned_event(
-    noise_multiplier: float,
-    *,
-    sample_rate: float | None,
-    sampling: Participation | None,
-    steps: int,
-) -> GaussianEvent:
-    """The event of a whole run, from arguments of which exactly one states the sampling."""
-    if (sample_rate is None) == (sampling is None):
-        raise ValueError(
-            f"sample_rate={sample_rate!r} and sampling={sampling!r}: expected exactly one of them"
-        )
-    if sampling is None:
-        sampling = Poisson(require_rate("sample_rate", sample_rate))
-    return GaussianEvent(noise_multiplier, sampling, steps)
-
-
-_LEAST_NOISE, _MOST_NOISE = 0.02, 1e6
-_TOLERANCE = 0.01  # how far below the target the answer may stay
-_RELATIVE_TOLERANCE = 1e-3  # the same in proportion, for small targets
-_MAX_CORRECTIONS = 6
-_NUDGE = 1.001
-
-Spent = Callable[[float], float]
-"""Epsilon as a function of the noise multiplier alone."""
-
-
-def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
-    """The noise multiplier for which `fine` is at most the target, and next to it.
-
-    Args:
-        target: the epsilon to stay within.
-        coarse: for the search: cheap, and about right.
-        fine: for the answer.
-
-    Raises:
-        ValueError: there is none; the message says what can be reached.
-    """
-    slack = slack_of(target)
-    goal = target - slack / 2
-    sigma = _solve(coarse, goal, target)
-    for _ in range(_MAX_CORRECTIONS):
-        found = fine(sigma)
-        if _is_close_enough(found, target, slack):
-            return sigma
-        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
-        if not 0 < found < math.inf:
-            break
-        sigma *= math.exp(min(math.log(goal / found) / _slope(coarse, sigma), 100.0))
-        if not _LEAST_NOISE < sigma < _MOST_NOISE:
-            break
-    root = _solve(fine, goal, target)  # slower, and does not run away
-    for sigma in (root, root * _NUDGE):  # on either side of it, where epsilon jumps to zero
-        if _is_close_enough(found := fine(sigma), target, slack):
-            return sigma
-    raise ValueError(
-        f"epsilon={target:g} is not resolved by this accountant: next to it is only {found:g};"
-        " take another epsilon or a larger delta"
-    )
-
-
-def slack_of(target: float) -> float:
-    """How far below a target the answer may stay."""
-    return min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
-
-
-def _is_close_enough(found: float, target: float, slack: float) -> bool:
-    if target - slack <= found <= target:
-        return True
-    # With enough noise delta alone covers the run: no value comes closer.
-    return found == 0 and target <= _TOLERANCE
-
-
-def _solve(spent: Spent, goal: float, target: float) -> float:
-    """The noise multiplier that spends `goal`, searched in logarithms of both."""
-    from scipy.optimize import brentq  # slow to import: only when needed
-
-    def excess(log_sigma: float) -> float:
-        value = min(max(spent(math.exp(log_sigma)), 1e-300), 1e300)
-        return math.log(value / goal)
-
-    low, high = _bracket(spent, goal, target)
-    root: float = brentq(excess, math.log(low), math.log(high), xtol=1e-4)
-    return math.exp(root)
-
-
-def _bracket(spent: Spent, goal: float, target: float) -> tuple[float, float]:
-    """Two noise multipliers with the goal between what they spend."""
-    low = high = 1.0
-    # Downwards in small steps: the less noise, the wider the distributions and the longer it takes.
-    while (most := spent(low)) < goal:
-        if low < _LEAST_NOISE:
-            raise ValueError(_too_large(target, low, most))
-        low, high = low / 2, low
-    while (least := spent(high)) > goal:
-        if high > _MOST_NOISE:
-            raise ValueError(_too_small(target, high, least))
-        low, high = high, high * 4
-    return low, high
-
-
-def _too_large(target: float, sigma: float, spent: float) -> str:
-    return (
-        f"epsilon={target:g} cannot be reached: a noise multiplier as small as {sigma:.2g} spends"
-        f" only {spent:.6g}; take a smaller epsilon, or state the noise multiplier itself"
-    )
-
-
-def _too_small(target: float, sigma: float, spent: float) -> str:
-    if math.isinf(spent):
-        return (
-            f"epsilon={target:g} cannot be reached with any noise: delta is below what the"
-            " accountant resolves (pld: 1e-15 a step), or below what a largest batch costs by"
-            " itself; expected a larger delta, or a larger largest batch"
-        )
-    return (
-        f"epsilon={target:g} cannot be reached: even a noise multiplier of {sigma:.2g} spends"
-        f" {spent:.3g}; take a larger epsilon or delta, fewer steps or a smaller sample rate"
-    )
-
-
-def _slope(spent: Spent, sigma: float) -> float:
-    """Derivative of log epsilon by log sigma, negative."""
-    ratio = 1.02
-    here, beyond = spent(sigma), spent(sigma * ratio)
-    if not here > beyond > 0:
-        return -1.0  # epsilon ~ 1 / sigma, the law of a single Gaussian
-    return math.log(beyond / here) / math.log(ratio)
-
-
-def as_if_poisson(events: Iterable[GaussianEvent]) -> list[GaussianEvent]:
-    """The same steps, as if passes had been Poisson sampling at the same expected batch size.
-
-    What was done is not that, so an epsilon of these events does NOT hold for it: samples that must
-    turn up once in a pass are amplified less than samples drawn afresh in every step ("How Private
-    are DP-SGD Implementations?", Chua et al. 2024).
-    """
-    return [
-        replace(event, sampling=_poisson(event.sampling), passes=None)
-        if isinstance(event.sampling, Passes)
-        else event
-        for event in events
-    ]
-
-
-def _poisson(passes: Passes) -> Poisson:
-    return Poisson(min(1.0, passes.times / passes.length))
-
-
 Plan = Callable[[float], Iterable[GaussianEvent]]
 """The events of a run, as a function of its noise multiplier."""
 
@@ -364,16 +173,151 @@ def calibrate_plan(
 
     if before:
         already = profile(before, accountant=accountant, adjacency=adjacency).epsilon(delta)
-        _require_room(epsilon, already)
+        # What a finished run leaves of its target is rounding, not room for another.
+        if already >= epsilon - 2 * _slack(epsilon):
+            raise ValueError(
+                f"epsilon={epsilon:g} cannot be reached: what was done to the data before already"
+                f" spends {already:.6g} of it; expected a target well above that, or a data set not"
+                " used before. (To go on with a saved run, load its state first.)"
+            )
     coarse, fine = partial(spends, precision="coarse"), partial(spends, precision="fine")
     return smallest_noise(epsilon, coarse, fine)
 
 
-def _require_room(target: float, already: float) -> None:
-    # What a finished run leaves of its target is rounding, not room for another.
-    if already >= target - 2 * slack_of(target):
+def planned_event(
+    noise_multiplier: float,
+    *,
+    sample_rate: float | None,
+    sampling: Participation | None,
+    steps: int,
+) -> GaussianEvent:
+    """The event of a whole run, from arguments of which exactly one states the sampling."""
+    if (sample_rate is None) == (sampling is None):
         raise ValueError(
-            f"epsilon={target:g} cannot be reached: what was done to the data before already spends"
-            f" {already:.6g} of it; expected a target well above that, or a data set not used"
-            " before. (To go on with a saved run, load its state first.)"
+            f"sample_rate={sample_rate!r} and sampling={sampling!r}: expected exactly one of them"
         )
+    if sampling is None:
+        sampling = Poisson(require_rate("sample_rate", sample_rate))
+    return GaussianEvent(noise_multiplier, sampling, steps)
+
+
+def as_if_poisson(events: Iterable[GaussianEvent]) -> list[GaussianEvent]:
+    """The same steps, as if passes had been Poisson sampling at the same expected batch size.
+
+    What was done is not that, so an epsilon of these events does NOT hold for it: samples that must
+    turn up once in a pass are amplified less than samples drawn afresh in every step ("How Private
+    are DP-SGD Implementations?", Chua et al. 2024).
+    """
+    return [
+        replace(event, sampling=Poisson(min(1.0, taken.times / taken.length)), passes=None)
+        if isinstance(taken := event.sampling, Passes)
+        else event
+        for event in events
+    ]
+
+
+_LEAST_NOISE, _MOST_NOISE = 0.02, 1e6
+_TOLERANCE = 0.01  # how far below the target the answer may stay
+_RELATIVE_TOLERANCE = 1e-3  # the same in proportion, for small targets
+_MAX_CORRECTIONS = 6
+_NUDGE = 1.001
+
+Spent = Callable[[float], float]
+"""Epsilon as a function of the noise multiplier alone."""
+
+
+def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
+    """The noise multiplier for which `fine` is at most the target, and next to it.
+
+    Args:
+        target: the epsilon to stay within.
+        coarse: for the search: cheap, and about right.
+        fine: for the answer.
+
+    Raises:
+        ValueError: there is none; the message says what can be reached.
+    """
+    slack = _slack(target)
+    goal = target - slack / 2
+    sigma = _solve(coarse, goal, target)
+    for _ in range(_MAX_CORRECTIONS):
+        found = fine(sigma)
+        if _is_close_enough(found, target, slack):
+            return sigma
+        # The coarse grid's root is slightly off, its slope is not: a Newton step in logarithms.
+        if not 0 < found < math.inf:
+            break
+        sigma *= math.exp(min(math.log(goal / found) / _slope(coarse, sigma), 100.0))
+        if not _LEAST_NOISE < sigma < _MOST_NOISE:
+            break
+    root = _solve(fine, goal, target)  # slower, and does not run away
+    for sigma in (root, root * _NUDGE):  # on either side of it, where epsilon jumps to zero
+        if _is_close_enough(found := fine(sigma), target, slack):
+            return sigma
+    raise ValueError(
+        f"epsilon={target:g} is not resolved by this accountant: next to it is only {found:g};"
+        " take another epsilon or a larger delta"
+    )
+
+
+def _slack(target: float) -> float:
+    """How far below a target the answer may stay."""
+    return min(_TOLERANCE, _RELATIVE_TOLERANCE * target)
+
+
+def _is_close_enough(found: float, target: float, slack: float) -> bool:
+    if target - slack <= found <= target:
+        return True
+    # With enough noise delta alone covers the run: no value comes closer.
+    return found == 0 and target <= _TOLERANCE
+
+
+def _solve(spent: Spent, goal: float, target: float) -> float:
+    """The noise multiplier that spends `goal`, searched in logarithms of both."""
+    from scipy.optimize import brentq  # slow to import: only when needed
+
+    def excess(log_sigma: float) -> float:
+        value = min(max(spent(math.exp(log_sigma)), 1e-300), 1e300)
+        return math.log(value / goal)
+
+    low, high = _bracket(spent, goal, target)
+    root: float = brentq(excess, math.log(low), math.log(high), xtol=1e-4)
+    return math.exp(root)
+
+
+def _bracket(spent: Spent, goal: float, target: float) -> tuple[float, float]:
+    """Two noise multipliers with the goal between what they spend."""
+    low = high = 1.0
+    # Downwards in small steps: the less noise, the wider the distributions and the longer it takes.
+    while (most := spent(low)) < goal:
+        if low < _LEAST_NOISE:
+            raise ValueError(
+                f"epsilon={target:g} cannot be reached: a noise multiplier as small as {low:.2g}"
+                f" spends only {most:.6g}; take a smaller epsilon, or state the noise multiplier"
+                " itself"
+            )
+        low, high = low / 2, low
+    while (least := spent(high)) > goal:
+        if high > _MOST_NOISE and math.isinf(least):
+            raise ValueError(
+                f"epsilon={target:g} cannot be reached with any noise: delta is below what the"
+                " accountant resolves (pld: 1e-15 a step), or below what a largest batch costs by"
+                " itself; expected a larger delta, or a larger largest batch"
+            )
+        if high > _MOST_NOISE:
+            raise ValueError(
+                f"epsilon={target:g} cannot be reached: even a noise multiplier of {high:.2g}"
+                f" spends {least:.3g}; take a larger epsilon or delta, fewer steps or a smaller"
+                " sample rate"
+            )
+        low, high = high, high * 4
+    return low, high
+
+
+def _slope(spent: Spent, sigma: float) -> float:
+    """Derivative of log epsilon by log sigma, negative."""
+    ratio = 1.02
+    here, beyond = spent(sigma), spent(sigma * ratio)
+    if not here > beyond > 0:
+        return -1.0  # epsilon ~ 1 / sigma, the law of a single Gaussian
+    return math.log(beyond / here) / math.log(ratio)

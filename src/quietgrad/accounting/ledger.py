@@ -1,33 +1,36 @@
-"""The record of what was released so far."""
+"""The record of what was released so far.
+
+Each `Ledger` object records under a session of its own, a random name. So a session's records are
+one sequence, of which a copy holds the beginning or all; and two continuations of one checkpoint
+are two sessions, however alike their steps are.
+"""
 
 import os
+import secrets
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from quietgrad._checks import require_delta
-from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT, profile
+from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import (
     ADD_REMOVE,
     Adjacency,
     GaussianEvent,
+    Passes,
     require_adjacency,
     require_event,
 )
-from quietgrad.accounting.ledger_file import LedgerFile, read_ledger
-from quietgrad.accounting.ledger_records import (
-    LedgerRecord,
-    extended,
-    merged,
-    missing,
-    new_session,
-    passes_again,
-)
+from quietgrad.accounting.ledger_file import LedgerFile, LedgerRecord, read_ledger
 from quietgrad.errors import LedgerError
+
+_OPEN: WeakValueDictionary[Path, "Ledger"] = WeakValueDictionary()
+"""Ledgers with a file, so that two engines of one process record in one ledger."""
 
 
 class Ledger:
@@ -55,7 +58,7 @@ class Ledger:
         # Can be taken again by its holder: an interrupt may keep it from being given back.
         self._lock = threading.RLock()
         self._records: list[LedgerRecord] = []
-        self._session, self._process = new_session(), os.getpid()
+        self._session, self._process = secrets.token_hex(8), os.getpid()
         self._epsilons: dict[tuple[float, str], float] = {}
         self._covered = 0
         for event in events:
@@ -134,12 +137,18 @@ class Ledger:
     @property
     def events(self) -> tuple[GaussianEvent, ...]:
         """What was recorded; equal steps in a row are one event."""
-        return tuple(merged(self._records))
+        events: list[GaussianEvent] = []
+        for record in self._records:
+            if events and events[-1].same_mechanism(record.event):
+                events[-1] = events[-1].plus(record.event)
+            else:
+                events.append(record.event)
+        return tuple(events)
 
     @property
     def steps(self) -> int:
         """The number of releases."""
-        return sum(record.event.steps for record in self._records)
+        return _steps(self._records)
 
     @property
     def times_covered(self) -> int:
@@ -187,8 +196,8 @@ class Ledger:
             )
         if not self._records and self._file is None:
             self._id = saved.id  # from here on, this is that history
-        lacking = missing(self._records, saved._records)
-        ahead = _steps(missing(saved._records, self._records))
+        lacking = _missing(self._records, saved._records)
+        ahead = _steps(_missing(saved._records, self._records))
         if lacking and (self._file is not None or saved.id != self.id or ahead):
             warnings.warn(
                 f"{_steps(lacking)} steps that were saved elsewhere are not"
@@ -198,7 +207,7 @@ class Ledger:
             )
         with self._lock:
             self._covered += 1
-            again = passes_again(self._records, saved._records, lacking) if ahead else []
+            again = _passes_again(self._records, saved._records, lacking) if ahead else []
             if lacking and self._file is not None:
                 self._file.note_restoration(_steps(lacking))
             # First what is counted again: an interrupt in between overstates what was spent.
@@ -228,11 +237,10 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for checkpoints."""
-        events = [record.to_dict() for record in self._records]
         return {
             "id": self._id,
             "adjacency": self._adjacency,
-            "events": events,
+            "events": [record.to_dict() for record in self._records],
             "has_file": self.has_file,
         }
 
@@ -259,7 +267,7 @@ class Ledger:
 
     def _own(self, event: GaussianEvent) -> LedgerRecord:
         if os.getpid() != self._process:  # forked: parent and child go on apart
-            self._session, self._process = new_session(), os.getpid()
+            self._session, self._process = secrets.token_hex(8), os.getpid()
         return LedgerRecord(self._session, event)
 
     def _write(self, record: LedgerRecord) -> None:
@@ -268,7 +276,7 @@ class Ledger:
         self._append(record)
 
     def _append(self, record: LedgerRecord) -> None:
-        extended(self._records, record)
+        _extend(self._records, record)
         self._epsilons.clear()
 
 
@@ -276,5 +284,72 @@ def _steps(records: Iterable[LedgerRecord]) -> int:
     return sum(record.event.steps for record in records)
 
 
-_OPEN: WeakValueDictionary[Path, Ledger] = WeakValueDictionary()
-"""Ledgers with a file, so that two engines of one process record in one ledger."""
+def _extend(records: list[LedgerRecord], record: LedgerRecord) -> None:
+    """Append; equal steps in a row of one session become one record."""
+    last = records[-1] if records else None
+    same = last is not None and last.session == record.session
+    if last is not None and same and last.event.same_mechanism(record.event):
+        records[-1] = LedgerRecord(last.session, last.event.plus(record.event))
+    else:
+        records.append(record)
+
+
+def _missing(own: Iterable[LedgerRecord], others: Iterable[LedgerRecord]) -> list[LedgerRecord]:
+    """What others recorded and is not among one's own, session by session.
+
+    Raises:
+        LedgerError: both hold a session, and neither holds the beginning of the other's.
+    """
+    here, there = _by_session(own), _by_session(others)
+    return [
+        LedgerRecord(session, event)
+        for session, events in there.items()
+        for event in _beyond(events, here.get(session, []))
+    ]
+
+
+def _passes_again(
+    own: Iterable[LedgerRecord], others: Iterable[LedgerRecord], lacking: Iterable[LedgerRecord]
+) -> list[GaussianEvent]:
+    """What to count beside others' records, where both continued one history apart.
+
+    A pass that was under way where they parted was begun in what they share, so steps of it that
+    were taken apart say of no beginning, though samples took part in both. One pass more for each
+    record covers that; where it is too much, epsilon is overstated.
+    """
+    if not {record.session for record in own} & {record.session for record in others}:
+        return []
+    apart = [record.event for record in lacking if isinstance(record.event.sampling, Passes)]
+    return [replace(event, steps=0, passes=1) for event in apart]
+
+
+def _by_session(records: Iterable[LedgerRecord]) -> dict[str, list[GaussianEvent]]:
+    sequences: dict[str, list[LedgerRecord]] = {}
+    for record in records:
+        _extend(sequences.setdefault(record.session, []), record)
+    return {session: [each.event for each in found] for session, found in sequences.items()}
+
+
+def _beyond(theirs: list[GaussianEvent], ours: list[GaussianEvent]) -> list[GaussianEvent]:
+    """The end of their copy of a session that ours lacks; nothing if ours is as long."""
+    shorter, longer = sorted((ours, theirs), key=_extent)
+    rest = _end(longer, shorter)
+    return rest if longer is theirs else []
+
+
+def _extent(events: list[GaussianEvent]) -> tuple[int, int]:
+    return sum(event.steps for event in events), sum(event.passes or 0 for event in events)
+
+
+def _end(longer: list[GaussianEvent], shorter: list[GaussianEvent]) -> list[GaussianEvent]:
+    if not shorter:
+        return longer
+    *settled, last = shorter
+    rest = longer[len(settled) :]
+    if longer[: len(settled)] != settled or not rest or not rest[0].has_part(last):
+        raise LedgerError(
+            "two ledgers of the same run disagree about what was released: one of them was edited."
+            " Make a new ledger, and record in it what both of them hold"
+        )
+    remainder = rest[0].minus(last)
+    return [*([remainder] if remainder.steps or remainder.passes else []), *rest[1:]]

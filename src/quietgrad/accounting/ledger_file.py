@@ -7,28 +7,66 @@ who rewrites the whole file, for there is no secret in it.
 """
 
 import errno
+import hashlib
+import json
 import os
 import sys
+import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 from uuid import uuid4
 
-from quietgrad.accounting.events import ADD_REMOVE, Adjacency, require_adjacency
-from quietgrad.accounting.ledger_records import (
-    LedgerContent,
-    LedgerRecord,
-    entry,
-    header,
-    parsed,
-    restoration,
+from quietgrad._version import __version__
+from quietgrad.accounting.events import (
+    ADD_REMOVE,
+    ADJACENCIES,
+    Adjacency,
+    GaussianEvent,
+    require_adjacency,
 )
 from quietgrad.errors import LedgerError
 
 if sys.platform != "win32":
     import fcntl
 
+_FORMAT = 1
+_RESTORED = "restored"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """Some releases in a row, and the session that wrote them down."""
+
+    session: str
+    event: GaussianEvent
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for checkpoints."""
+        return {**self.event.to_dict(), "session": self.session}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, unnamed: str) -> "LedgerRecord":
+        """What `to_dict` wrote, of session `unnamed` if it names none; ValueError otherwise."""
+        fields = dict(data)
+        session = fields.pop("session", unnamed)
+        if not isinstance(session, str):
+            raise ValueError(f"session={session!r} is not valid: expected a string")
+        return cls(session, GaussianEvent.from_dict(fields))
+
+
+@dataclass(frozen=True)
+class LedgerContent:
+    """What a file holds, up to its last whole line."""
+
+    id: str
+    adjacency: Adjacency
+    records: tuple[LedgerRecord, ...]
+    hash: str
+    size: int
 
 
 class LedgerFile:
@@ -61,7 +99,7 @@ class LedgerFile:
             ) from error
         try:
             _lock(stream, path)
-            content = parsed(stream.read(), path)
+            content = _parsed(stream.read(), path)
             if adjacency is not None and content.adjacency != require_adjacency(adjacency):
                 raise LedgerError(
                     f"{path} is a ledger for adjacency={content.adjacency!r}, not {adjacency!r}:"
@@ -93,17 +131,19 @@ class LedgerFile:
         If this fails, for want of room or by an interrupt, the line is taken back: what it says was
         not released. Where even that fails, nothing can be written any more.
         """
-        self._add(*entry(record, self._hash))
+        content = {"event": record.event.to_dict(), "session": record.session}
+        self._add(*chained(content, self._hash))
 
     def note_restoration(self, steps: int) -> None:
-        """Write down that so many steps were missing here; whoever reads the file is told so."""
-        self._add(*restoration(steps, self._hash))
+        """Record that so many steps were missing here; whoever reads the file is warned."""
+        self._add(*chained({_RESTORED: steps}, self._hash))
 
     def close(self) -> None:
         """Let go of the file and its lock."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
-            _unlock(stream)
+            if sys.platform != "win32":  # at once, even if a forked process still has the file open
+                fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
             stream.close()
 
     def _add(self, line: bytes, digest: str) -> None:
@@ -111,7 +151,9 @@ class LedgerFile:
         self._attempted = self._size + len(line)
         try:
             self._take_back(stream)  # of what was interrupted while it was being taken back
-            _write(stream, line)
+            rest = line
+            while rest:  # a disk that is nearly full takes a part, and fails only at the next
+                rest = rest[stream.write(rest) :]
             os.fsync(stream.fileno())
         except OSError as error:
             self._give_up(stream, error)
@@ -165,12 +207,18 @@ def read_ledger(path: str | Path) -> LedgerContent:
         data = path.read_bytes()
     except OSError as error:
         raise LedgerError(f"{path} cannot be read ({error}): expected a ledger") from error
-    return parsed(data, path)
+    return _parsed(data, path)
 
 
 def _create(path: Path, adjacency: Adjacency, id: str) -> None:
     """Under another name first, so that there is never a ledger with half a heading."""
-    line = header(id, adjacency)
+    content = {
+        "quietgrad": __version__,
+        "format": _FORMAT,
+        "id": id,
+        "adjacency": require_adjacency(adjacency),
+    }
+    line, _ = chained(content, "")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
@@ -178,19 +226,15 @@ def _create(path: Path, adjacency: Adjacency, id: str) -> None:
             stream.write(line)
             stream.flush()
             os.fsync(stream.fileno())
-        _publish(temporary, path)
+        try:
+            os.link(temporary, path)  # unlike a rename, never replaces a ledger made meanwhile
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)  # unlike a rename, never replaces a ledger made meanwhile
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        os.replace(temporary, path)
 
 
 def _lock(stream: BinaryIO, path: Path) -> None:
@@ -205,18 +249,6 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         ) from error
 
 
-def _unlock(stream: BinaryIO) -> None:
-    """At once, even if a process forked meanwhile still has the file open."""
-    if sys.platform != "win32":
-        fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
-
-
-def _write(stream: BinaryIO, line: bytes) -> None:
-    """All of it: a disk that is nearly full takes a part and says so only then."""
-    while line:
-        line = line[stream.write(line) :]
-
-
 def _flush_folder(folder: Path) -> None:
     """A new name in a folder survives a power cut only once the folder itself is on the disk."""
     if os.name == "posix":
@@ -225,3 +257,86 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _parsed(data: bytes, path: Path) -> LedgerContent:
+    """What a file with these bytes holds; LedgerError if it was altered, or is no ledger."""
+    whole, newline, rest = data.rpartition(b"\n")
+    lines = whole.split(b"\n") if newline else []
+    if not lines:
+        raise LedgerError(
+            f"{path} is no ledger: its first line is missing. If it was one, restore a copy;"
+            " without it nobody can tell what was spent"
+        )
+    heading, digest = _verified(lines[0], "", path, 1)
+    if heading.get("format") != _FORMAT:
+        raise LedgerError(
+            f"{path} is a ledger of format {heading.get('format')!r}, written by quietgrad"
+            f" {heading.get('quietgrad')}: expected format {_FORMAT}"
+        )
+    if not isinstance(heading.get("id"), str) or heading.get("adjacency") not in ADJACENCIES:
+        raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
+    records = []
+    for number, line in enumerate(lines[1:], start=2):
+        content, digest = _verified(line, digest, path, number)
+        if _RESTORED in content:
+            _warn_of_restoration(content, path, number)
+        else:
+            records.append(_record(content, heading["id"], path, number))
+    if rest:
+        warnings.warn(
+            f"{path} ends in the middle of a line: its {len(records)} whole records were recovered,"
+            " the last was dropped. A step whose record is cut was not released; if the file was"
+            " cut later, the last checkpoint of the run tells what is missing",
+            stacklevel=4,
+        )
+    size = len(whole) + len(newline)
+    return LedgerContent(heading["id"], heading["adjacency"], tuple(records), digest, size)
+
+
+def chained(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+    """The line of this content, and the hash that the next line builds on."""
+    canonical = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    digest = hashlib.sha256(f"{before}\n{canonical}".encode()).hexdigest()
+    line = json.dumps({**content, "hash": digest}, separators=(",", ":"), sort_keys=True)
+    return line.encode() + b"\n", digest
+
+
+def _verified(line: bytes, before: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
+    try:
+        content = json.loads(line)
+        del content["hash"]
+        written, digest = chained(content, before)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise LedgerError(_altered(path, number, "it is not a record")) from error
+    # Byte for byte: there is more than one way to spell the same number.
+    if line + b"\n" != written:
+        raise LedgerError(_altered(path, number, "its hash does not match"))
+    return content, digest
+
+
+def _record(content: Mapping[str, Any], id: str, path: Path, number: int) -> LedgerRecord:
+    try:
+        session = {"session": content["session"]} if "session" in content else {}
+        return LedgerRecord.from_dict({**content["event"], **session}, unnamed=id)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(_altered(path, number, str(error))) from error
+
+
+def _warn_of_restoration(content: Mapping[str, Any], path: Path, number: int) -> None:
+    steps = content[_RESTORED]
+    if set(content) != {_RESTORED} or type(steps) is not int or steps < 0:
+        raise LedgerError(_altered(path, number, "it is not a record"))
+    warnings.warn(
+        f"{path} was incomplete: what was missing in it (steps: {steps}) was added from a saved"
+        f" state (line {number}). Steps that were recorded after that state was saved, and lost"
+        " with the file, are in no figure",
+        stacklevel=5,
+    )
+
+
+def _altered(path: Path, number: int, why: str) -> str:
+    return (
+        f"{path}, line {number}, was altered: {why}. A ledger that was edited proves nothing:"
+        " restore a copy of it, or start a new run and count both"
+    )

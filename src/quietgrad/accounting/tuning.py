@@ -22,8 +22,9 @@ from quietgrad._checks import (
     require_number,
     require_positive,
 )
+from quietgrad.accounting.accountants import profile
 from quietgrad.accounting.accountants.base import quiet_absl
-from quietgrad.accounting.calibration import planned_event, profile, smallest_noise
+from quietgrad.accounting.calibration import planned_event, smallest_noise
 from quietgrad.accounting.events import (
     ADD_REMOVE,
     Adjacency,

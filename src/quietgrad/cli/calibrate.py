@@ -10,8 +10,7 @@ from rich.table import Table
 
 from quietgrad import accounting
 from quietgrad._format import printed
-from quietgrad.accounting.accountants import names, resolve
-from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT
+from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, names, resolve
 from quietgrad.cli import spending
 from quietgrad.cli.common import computing
 from quietgrad.cli.options import (

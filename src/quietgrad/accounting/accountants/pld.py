@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
-from quietgrad.accounting.accountants.base import Precision, PrivacyProfile, merge_similar
-from quietgrad.accounting.accountants.gdp import GaussianProfile
+from quietgrad.accounting.accountants.base import (
+    GaussianProfile,
+    Precision,
+    PrivacyProfile,
+    merge_similar,
+)
 from quietgrad.accounting.events import REPLACE, Adjacency, Release, Releases, largest_move
 
 _FINEST = 1e-5  # below it, rounding in dp-accounting's second differences costs more than it gains

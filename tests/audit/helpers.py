@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from quietgrad import audit
-from quietgrad.accounting.accountants.gdp import GaussianProfile
+from quietgrad.accounting.accountants.base import GaussianProfile
 from quietgrad.audit.bounds import GaussianTradeOff
 
 DELTA = 1e-4

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from quietgrad import audit
 from quietgrad.accounting import GaussianEvent, Passes, Poisson
-from quietgrad.audit.training import Attendance
+from quietgrad.audit.canaries import Attendance
 from quietgrad.sampling import OwnSampler
 
 from .broken import no_noise

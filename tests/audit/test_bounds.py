@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from quietgrad import audit
-from quietgrad.accounting.accountants.gdp import GaussianProfile
+from quietgrad.accounting.accountants.base import GaussianProfile
 
 from .helpers import DELTA
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from quietgrad.accounting import FullBatch, GaussianEvent, Poisson, profile
-from quietgrad.accounting.accountants.gdp import GaussianProfile
+from quietgrad.accounting.accountants.base import GaussianProfile
 from quietgrad.audit import Pair, Recorded
 from quietgrad.audit.bounds import GaussianTradeOff, ProfileTradeOff, pair
 

@@ -14,9 +14,8 @@ from quietgrad.audit.bounds import (
     gaussian_lower_bound,
     lower_bound,
 )
-from quietgrad.audit.claims import Claim, Pair, Recorded
 from quietgrad.audit.game import Observation, Train, one_run
-from quietgrad.audit.result import AuditResult
+from quietgrad.audit.result import AuditResult, Claim, Pair, Recorded
 
 if TYPE_CHECKING:
     from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 # These train, so they need torch; bounds can be computed without it.
-_LAZY = {"example_canaries", "gradient_canaries", "mislabeled"}  # they need torch
+_LAZY = {"example_canaries", "gradient_canaries", "mislabeled"}
 
 
 def __getattr__(name: str) -> Any:

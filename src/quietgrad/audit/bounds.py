@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietgrad._checks import require_count, require_delta
-from quietgrad.accounting.accountants.base import PrivacyProfile
-from quietgrad.accounting.accountants.gdp import GaussianProfile
+from quietgrad.accounting.accountants.base import GaussianProfile, PrivacyProfile
 
 
 def require_confidence(value: object) -> float:
@@ -334,18 +333,20 @@ def largest_rejected(
 
 
 def _largest_rates(rates: Rates, confidence: float) -> tuple[float, float]:
-    alpha = 1 - require_confidence(confidence)
-    return (
-        _clopper_pearson(rates.false_positives, rates.negatives, alpha / 2),
-        _clopper_pearson(rates.false_negatives, rates.positives, alpha / 2),
-    )
-
-
-def _clopper_pearson(wrong: int, guesses: int, alpha: float) -> float:
-    """The largest rate at which so few wrong guesses have a probability of `alpha`."""
+    """Clopper-Pearson: those at which so few wrong guesses have half of the error each."""
     from scipy.stats import beta
 
-    return 1.0 if wrong == guesses else float(beta.ppf(1 - alpha, wrong + 1, guesses - wrong))
+    alpha = 1 - require_confidence(confidence)
+
+    def largest(wrong: int, guesses: int) -> float:
+        if wrong == guesses:
+            return 1.0
+        return float(beta.ppf(1 - alpha / 2, wrong + 1, guesses - wrong))
+
+    return (
+        largest(rates.false_positives, rates.negatives),
+        largest(rates.false_negatives, rates.positives),
+    )
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:

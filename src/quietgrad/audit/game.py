@@ -1,8 +1,9 @@
-"""The game an auditor plays: coins decide which canaries are there, scores are to tell.
+"""The game of an audit: coins decide which canaries are there, and scores are to tell which.
 
 The auditor commits to the rule before the coins are thrown, so that nothing needs correcting.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,20 @@ from numpy.typing import NDArray
 
 from quietgrad._checks import require_count
 from quietgrad.audit import bounds
-from quietgrad.audit.bounds import require_confidence
-from quietgrad.audit.claims import Claim
-from quietgrad.audit.result import AuditEvidence, AuditResult, judge
+from quietgrad.audit.bounds import (
+    LARGEST_EPSILON,
+    Rates,
+    TradeOff,
+    from_rates,
+    gaussian_from_rates,
+    gaussian_lower_bound,
+    largest_rejected,
+    lower_bound,
+    require_confidence,
+)
+from quietgrad.audit.result import AuditResult, Claim, Recorded
+
+_TOLERANCE = 1e-2  # of a claim's strength: every trial composes a whole run
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,27 +89,23 @@ def one_run(
     bounds.require_guesses(0, guesses, canaries)
     require_confidence(confidence)
     sources = np.random.SeedSequence(seed).spawn(require_count("runs", runs, at_least=1))
-    played = [
-        _play(train, source, canaries, guesses, seeded=seed is not None) for source in sources
-    ]
-    return _judged(played, guesses, confidence, seeded=seed is not None)
-
-
-@dataclass(frozen=True, eq=False)
-class _Played:
-    present: NDArray[np.bool_]
-    observation: Observation
-    correct: int
-
-
-def _play(
-    train: Train, source: np.random.SeedSequence, canaries: int, guesses: int, *, seeded: bool
-) -> _Played:
-    coins, training = source.spawn(2)
-    present = np.random.default_rng(coins).random(canaries) < 0.5
-    seed = int(training.generate_state(1)[0]) if seeded else None
-    seen = _checked(train(present.copy(), seed), canaries)
-    return _Played(present, seen, _correct_by_rank(seen.scores, present, guesses))
+    seen, coins, correct = [], [], 0
+    for source in sources:
+        coin, training = source.spawn(2)
+        present = np.random.default_rng(coin).random(canaries) < 0.5
+        of_run = None if seed is None else int(training.generate_state(1)[0])
+        seen.append(_checked(train(present.copy(), of_run), canaries))
+        coins.append(present)
+        correct += _correct_by_rank(seen[-1].scores, present, guesses)
+    claim, threshold = _agreed(seen)
+    evidence = AuditEvidence(
+        scores=np.concatenate([each.scores for each in seen]),
+        present=np.concatenate(coins),
+        threshold=threshold,
+        guesses=guesses * runs,
+        correct=correct,
+    )
+    return judge(claim, evidence, runs=runs, confidence=confidence, seeded=seed is not None)
 
 
 def _checked(seen: Observation, canaries: int) -> Observation:
@@ -115,16 +123,12 @@ def _checked(seen: Observation, canaries: int) -> Observation:
             "was seen, or None where canaries may influence one another"
         )
     scores = np.asarray(seen.scores, dtype=np.float64)
-    _require_scores(scores, canaries)
-    return replace(seen, scores=scores)
-
-
-def _require_scores(scores: NDArray[np.float64], canaries: int) -> None:
     if scores.shape != (canaries,):
         raise ValueError(f"train gave scores of shape {scores.shape}: expected ({canaries},)")
     if not np.isfinite(scores).all():
         count = int((~np.isfinite(scores)).sum())
         raise ValueError(f"{count} scores are not finite: training diverged, lower its rate")
+    return replace(seen, scores=scores)
 
 
 def _correct_by_rank(scores: NDArray[np.float64], present: NDArray[np.bool_], guesses: int) -> int:
@@ -134,25 +138,123 @@ def _correct_by_rank(scores: NDArray[np.float64], present: NDArray[np.bool_], gu
     return int((~present[lowest]).sum() + present[highest].sum())
 
 
-def _judged(played: list[_Played], guesses: int, confidence: float, *, seeded: bool) -> AuditResult:
-    claim, threshold = _agreed(played)
-    evidence = AuditEvidence(
-        scores=np.concatenate([each.observation.scores for each in played]),
-        present=np.concatenate([each.present for each in played]),
-        threshold=threshold,
-        guesses=guesses * len(played),
-        correct=sum(each.correct for each in played),
-    )
-    return judge(claim, evidence, runs=len(played), confidence=confidence, seeded=seeded)
-
-
-def _agreed(played: list[_Played]) -> tuple[Claim, float | None]:
-    first = played[0].observation
-    for each in played[1:]:
-        other = each.observation
+def _agreed(seen: list[Observation]) -> tuple[Claim, float | None]:
+    first = seen[0]
+    for other in seen[1:]:
         if (other.claim, other.threshold) != (first.claim, first.threshold):
             raise ValueError(
                 f"two runs claim different things, {first.claim} and {other.claim}: expected the "
                 "same claim and threshold of every run"
             )
     return first.claim, first.threshold
+
+
+@dataclass(frozen=True, eq=False)
+class AuditEvidence:
+    """What all runs showed together.
+
+    Attributes:
+        scores: one per canary.
+        present: whether each was there.
+        threshold: above it, a canary is taken for present; None if canaries may not be independent.
+        guesses: how many were made by rank.
+        correct: how many of these were right.
+    """
+
+    scores: NDArray[np.float64]
+    present: NDArray[np.bool_]
+    threshold: float | None
+    guesses: int
+    correct: int
+
+    @property
+    def rates(self) -> Rates | None:
+        """How often the threshold was wrong."""
+        if self.threshold is None:
+            return None
+        guessed, present = self.scores > self.threshold, self.present
+        return Rates(
+            false_positives=int((guessed & ~present).sum()),
+            negatives=int((~present).sum()),
+            false_negatives=int((~guessed & present).sum()),
+            positives=int(present.sum()),
+        )
+
+    def p_value(self, tradeoff: TradeOff) -> float:
+        """The probability of guesses this good, if no more than this can be told apart."""
+        rates = self.rates
+        if rates is not None:
+            return bounds.independent(tradeoff, correct=rates.correct, guesses=rates.guesses)
+        return bounds.one_run(
+            tradeoff, correct=self.correct, guesses=self.guesses, canaries=len(self.scores)
+        )
+
+    def least_p_value(self, tradeoff: TradeOff) -> float:
+        """The same if every guess had been right: no p-value could have been smaller."""
+        everything = len(self.scores)
+        if self.rates is not None:
+            return bounds.independent(tradeoff, correct=everything, guesses=everything)
+        return bounds.one_run(
+            tradeoff, correct=self.guesses, guesses=self.guesses, canaries=everything
+        )
+
+    def rejects(self, tradeoff: TradeOff, alpha: float) -> bool:
+        """Whether that probability is below alpha; cheaper than to compute it."""
+        if self.rates is not None:
+            return self.p_value(tradeoff) < alpha
+        return not bounds.tail_is_possible(
+            tradeoff, alpha, self.correct, self.guesses, len(self.scores)
+        )
+
+
+def judge(
+    claim: Claim, evidence: AuditEvidence, *, runs: int, confidence: float, seeded: bool
+) -> AuditResult:
+    """Test the claim, and measure how far from it the truth must be."""
+
+    def is_rejected(strength: float) -> bool:
+        return evidence.rejects(claim.tradeoff(strength), 1 - confidence)
+
+    def is_beyond(strength: float) -> bool:
+        return claim.epsilon_at(strength) > LARGEST_EPSILON
+
+    strength = largest_rejected(is_rejected, tolerance=_TOLERANCE, is_beyond=is_beyond)
+    # Infinite if guesses were better than the family allows, however little noise it has.
+    measured = claim.epsilon_at(strength) if 0 < strength < math.inf else strength
+    return AuditResult(
+        claimed_epsilon=claim.epsilon,
+        delta=claim.delta,
+        lower_bound=measured,
+        p_value=evidence.p_value(claim.tradeoff()),
+        least_p_value=evidence.least_p_value(claim.tradeoff()),
+        confidence=confidence,
+        canaries=len(evidence.scores),
+        runs=runs,
+        guesses=evidence.guesses,
+        correct=evidence.correct,
+        rates=evidence.rates,
+        bounds=_further_bounds(evidence, claim.delta, confidence),
+        scores=evidence.scores,
+        present=evidence.present,
+        threshold=evidence.threshold,
+        claimed_for=claim.details if isinstance(claim, Recorded) else {},
+        seeded=seeded,
+    )
+
+
+def _further_bounds(evidence: AuditEvidence, delta: float, confidence: float) -> dict[str, float]:
+    found = {
+        name: method(
+            correct=evidence.correct,
+            guesses=evidence.guesses,
+            canaries=len(evidence.scores),
+            delta=delta,
+            confidence=confidence,
+        )
+        for name, method in (("any mechanism", lower_bound), ("Gaussian", gaussian_lower_bound))
+    }
+    if (rates := evidence.rates) is not None:
+        at = {"delta": delta, "confidence": confidence}
+        found["any mechanism, independent canaries"] = from_rates(rates, **at)
+        found["Gaussian, independent canaries"] = gaussian_from_rates(rates, **at)
+    return found

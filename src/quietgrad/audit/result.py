@@ -1,95 +1,133 @@
-"""What an audit found."""
+"""What a run claims, and what an audit of it found.
+
+An audit that rejects a claim says how far it is from the truth by rejecting, or not, a family of
+claims around it. Each claim here names its family: strength 1 is the claim itself, and more
+strength leaks more.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quietgrad.audit import bounds
-from quietgrad.audit.bounds import (
-    LARGEST_EPSILON,
-    Rates,
-    TradeOff,
-    from_rates,
-    gaussian_from_rates,
-    gaussian_lower_bound,
-    largest_rejected,
-    lower_bound,
-)
-from quietgrad.audit.claims import Claim, Recorded
-
-if TYPE_CHECKING:
-    pass  # MOVED
-
-Rows = list[tuple[str, str]]
+from quietgrad._checks import require_delta, require_number
+from quietgrad.accounting import accountants, events
+from quietgrad.accounting.accountants.base import Precision, PrivacyProfile
+from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent
+from quietgrad.audit.bounds import ProfileTradeOff, Rates, TradeOff, pair
 
 
-def described(
-    found: AuditResult, number: Callable[[float], str], *, upper: Callable[[float], str]
-) -> Rows:
-    """Names and values.
+class Claim(Protocol):
+    """An epsilon at a delta, and what it stands for."""
+
+    @property
+    def epsilon(self) -> float:
+        """What is claimed."""
+
+    @property
+    def delta(self) -> float:
+        """The probability with which it may fail."""
+
+    def tradeoff(self, strength: float = 1.0) -> TradeOff:
+        """What an adversary could tell if the claim were this much stronger."""
+
+    def epsilon_at(self, strength: float) -> float:
+        """The epsilon of that, at `delta`."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """(epsilon, delta) and nothing else: its family has the same delta and strength x epsilon."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        require_number("epsilon", self.epsilon, at_least=0.0)
+        require_delta("delta", self.delta)
+
+    def tradeoff(self, strength: float = 1.0) -> TradeOff:
+        """Of the worst mechanism with this epsilon and delta."""
+        return pair(self.epsilon_at(strength), self.delta)
+
+    def epsilon_at(self, strength: float) -> float:
+        """Strength times epsilon; an epsilon of 0 has a family too."""
+        return strength * self.epsilon if self.epsilon else max(0.0, strength - 1)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a ledger says was done: its family did the same with noise / strength.
+
+    The whole curve of (epsilon, delta) pairs is claimed, which an audit tests far more sharply than
+    one of its pairs.
 
     Args:
-        found: by the audit.
-        number: writes a lower bound.
-        upper: writes an upper bound.
+        events: such as `engine.ledger.events`.
+        delta: at which epsilon is stated.
+        adjacency: which data sets are claimed to look alike.
+        accountant: whose figures are claimed.
     """
-    return [
-        ("claimed epsilon", f"{upper(found.claimed_epsilon)} at delta {found.delta:g}"),
-        *_of_claim(found.claimed_for),
-        ("measured lower bound", _measured(found.lower_bound, number)),
-        ("confidence", f"{found.confidence:g}"),
-        ("canaries", _canaries(found)),
-        *_guesses(found),
-        *((f"bound: {name}", number(value)) for name, value in found.bounds.items()),
-    ]
+
+    events: tuple[GaussianEvent, ...]
+    delta: float
+    adjacency: Adjacency = ADD_REMOVE
+    accountant: str = "pld"
+
+    def __post_init__(self) -> None:
+        require_delta("delta", self.delta)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """What the accountant says was spent."""
+        return self._profile(1.0).epsilon(self.delta)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was done and how it is counted, as plain data."""
+        return {
+            "accountant": self.accountant,
+            "is_guarantee": accountants.resolve(self.accountant).is_guarantee,
+            "adjacency": self.adjacency,
+            "steps": sum(event.steps for event in self.events),
+            "sampling": _distinct(events.to_dict(event.sampling) for event in self.events),
+            "noise_multiplier": _distinct(event.noise_multiplier for event in self.events),
+            "noise": _distinct(event.noise for event in self.events),
+        }
+
+    def tradeoff(self, strength: float = 1.0) -> TradeOff:
+        """What the accountant says can be told apart."""
+        return ProfileTradeOff(self._profile(strength))
+
+    def epsilon_at(self, strength: float) -> float:
+        """What the accountant would say with this much less noise."""
+        return self._profile(strength).epsilon(self.delta)
+
+    def _profile(self, strength: float) -> PrivacyProfile:
+        # What is claimed is computed as a ledger computes it; around it, a coarse grid will do.
+        precision: Precision = "fine" if strength == 1 else "coarse"
+        noise = (event.noise_multiplier / strength for event in self.events)
+        family = zip(self.events, noise, strict=True)
+        return accountants.profile(
+            [replace(event, noise_multiplier=sigma) for event, sigma in family],
+            accountant=self.accountant,
+            adjacency=self.adjacency,
+            precision=precision,
+        )
 
 
-def _of_claim(about: Mapping[str, Any]) -> Rows:
-    if not about:
-        return []
-    worth = "" if about["is_guarantee"] else " (an approximation, no bound)"
-    noise = ", ".join(f"{each:.4g}" for each in about["noise_multiplier"][:3])
-    more = ", ..." if len(about["noise_multiplier"]) > 3 else ""
-    sampling = ", ".join(_sampling(each) for each in about["sampling"])
-    return [
-        ("claimed by", f"{about['accountant']}{worth}, {about['adjacency']}"),
-        ("claimed for", f"{about['steps']:,} steps, {sampling}"),
-        ("noise", f"{noise}{more} ({', '.join(about['noise'])})"),
-    ]
-
-
-def _sampling(settings: Mapping[str, Any]) -> str:
-    numbers = [f"{name} {value:.4g}" for name, value in settings.items() if name != "kind"]
-    return " ".join([settings["kind"], *numbers])
-
-
-def _measured(bound: float, number: Callable[[float], str]) -> str:
-    return "outside of the claim's family" if math.isinf(bound) else number(bound)
-
-
-def _canaries(found: AuditResult) -> str:
-    runs = "" if found.runs == 1 else f" in {found.runs} runs"
-    return f"{found.canaries:,}{runs}{', seeded' if found.seeded else ''}"
-
-
-def _guesses(found: AuditResult) -> Rows:
-    by_rank = _share(found.correct, found.guesses)
-    if found.rates is None:
-        return [("right guesses by rank (decide)", by_rank)]
-    return [
-        ("right guesses by threshold (decide)", _share(found.rates.correct, found.rates.guesses)),
-        ("right guesses by rank", by_rank),
-    ]
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({part / whole:.1%})"
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,120 +216,58 @@ class AuditResult:
         }
 
 
-_TOLERANCE = 1e-2  # of a claim's strength: every trial composes a whole run
+Rows = list[tuple[str, str]]
 
 
-@dataclass(frozen=True, eq=False)
-class AuditEvidence:
-    """What all runs showed together.
+def described(
+    found: AuditResult, number: Callable[[float], str], *, upper: Callable[[float], str]
+) -> Rows:
+    """Names and values.
 
-    Attributes:
-        scores: one per canary.
-        present: whether each was there.
-        threshold: above it, a canary is taken for present; None if canaries may not be independent.
-        guesses: how many were made by rank.
-        correct: how many of these were right.
+    Args:
+        found: by the audit.
+        number: formats a lower bound.
+        upper: formats an upper bound.
     """
-
-    scores: NDArray[np.float64]
-    present: NDArray[np.bool_]
-    threshold: float | None
-    guesses: int
-    correct: int
-
-    @property
-    def rates(self) -> Rates | None:
-        """How often the threshold was wrong."""
-        if self.threshold is None:
-            return None
-        guessed, present = self.scores > self.threshold, self.present
-        return Rates(
-            false_positives=int((guessed & ~present).sum()),
-            negatives=int((~present).sum()),
-            false_negatives=int((~guessed & present).sum()),
-            positives=int(present.sum()),
-        )
-
-    def p_value(self, tradeoff: TradeOff) -> float:
-        """The probability of guesses this good, if no more than this can be told apart."""
-        rates = self.rates
-        if rates is not None:
-            return bounds.independent(tradeoff, correct=rates.correct, guesses=rates.guesses)
-        return bounds.one_run(
-            tradeoff, correct=self.correct, guesses=self.guesses, canaries=len(self.scores)
-        )
-
-    def least_p_value(self, tradeoff: TradeOff) -> float:
-        """The same if every guess had been right: no p-value could have been smaller."""
-        everything = len(self.scores)
-        if self.rates is not None:
-            return bounds.independent(tradeoff, correct=everything, guesses=everything)
-        return bounds.one_run(
-            tradeoff, correct=self.guesses, guesses=self.guesses, canaries=everything
-        )
-
-    def rejects(self, tradeoff: TradeOff, alpha: float) -> bool:
-        """Whether that probability is below alpha; cheaper than to compute it."""
-        if self.rates is not None:
-            return self.p_value(tradeoff) < alpha
-        return not bounds.tail_is_possible(
-            tradeoff, alpha, self.correct, self.guesses, len(self.scores)
-        )
+    bound, runs = found.lower_bound, f" in {found.runs} runs" if found.runs > 1 else ""
+    by_rank = _share(found.correct, found.guesses)
+    guesses: Rows = [("right guesses by rank (decide)", by_rank)]
+    if (rates := found.rates) is not None:
+        by_threshold = _share(rates.correct, rates.guesses)
+        guesses = [
+            ("right guesses by threshold (decide)", by_threshold),
+            ("right guesses by rank", by_rank),
+        ]
+    return [
+        ("claimed epsilon", f"{upper(found.claimed_epsilon)} at delta {found.delta:g}"),
+        *_of_claim(found.claimed_for),
+        (
+            "measured lower bound",
+            "outside of the claim's family" if math.isinf(bound) else number(bound),
+        ),
+        ("confidence", f"{found.confidence:g}"),
+        ("canaries", f"{found.canaries:,}{runs}{', seeded' if found.seeded else ''}"),
+        *guesses,
+        *((f"bound: {name}", number(value)) for name, value in found.bounds.items()),
+    ]
 
 
-def judge(
-    claim: Claim, evidence: AuditEvidence, *, runs: int, confidence: float, seeded: bool
-) -> AuditResult:
-    """Test the claim, and measure how far from it the truth must be."""
-
-    def is_rejected(strength: float) -> bool:
-        return evidence.rejects(claim.tradeoff(strength), 1 - confidence)
-
-    def is_beyond(strength: float) -> bool:
-        return claim.epsilon_at(strength) > LARGEST_EPSILON
-
-    strength = largest_rejected(is_rejected, tolerance=_TOLERANCE, is_beyond=is_beyond)
-    return AuditResult(
-        claimed_epsilon=claim.epsilon,
-        delta=claim.delta,
-        lower_bound=_epsilon_of(claim, strength),
-        p_value=evidence.p_value(claim.tradeoff()),
-        least_p_value=evidence.least_p_value(claim.tradeoff()),
-        confidence=confidence,
-        canaries=len(evidence.scores),
-        runs=runs,
-        guesses=evidence.guesses,
-        correct=evidence.correct,
-        rates=evidence.rates,
-        bounds=_further_bounds(evidence, claim.delta, confidence),
-        scores=evidence.scores,
-        present=evidence.present,
-        threshold=evidence.threshold,
-        claimed_for=claim.details if isinstance(claim, Recorded) else {},
-        seeded=seeded,
+def _of_claim(about: Mapping[str, Any]) -> Rows:
+    if not about:
+        return []
+    worth = "" if about["is_guarantee"] else " (an approximation, no bound)"
+    noise = ", ".join(f"{each:.4g}" for each in about["noise_multiplier"][:3])
+    more = ", ..." if len(about["noise_multiplier"]) > 3 else ""
+    sampling = ", ".join(
+        " ".join([each["kind"], *(f"{n} {value:.4g}" for n, value in each.items() if n != "kind")])
+        for each in about["sampling"]
     )
+    return [
+        ("claimed by", f"{about['accountant']}{worth}, {about['adjacency']}"),
+        ("claimed for", f"{about['steps']:,} steps, {sampling}"),
+        ("noise", f"{noise}{more} ({', '.join(about['noise'])})"),
+    ]
 
 
-def _epsilon_of(claim: Claim, strength: float) -> float:
-    """Infinite if guesses were better than the family allows, however little noise it has."""
-    if strength == 0 or math.isinf(strength):
-        return strength
-    return claim.epsilon_at(strength)
-
-
-def _further_bounds(evidence: AuditEvidence, delta: float, confidence: float) -> dict[str, float]:
-    bounds = {
-        name: method(
-            correct=evidence.correct,
-            guesses=evidence.guesses,
-            canaries=len(evidence.scores),
-            delta=delta,
-            confidence=confidence,
-        )
-        for name, method in (("any mechanism", lower_bound), ("Gaussian", gaussian_lower_bound))
-    }
-    if (rates := evidence.rates) is not None:
-        at = {"delta": delta, "confidence": confidence}
-        bounds["any mechanism, independent canaries"] = from_rates(rates, **at)
-        bounds["Gaussian, independent canaries"] = gaussian_from_rates(rates, **at)
-    return bounds
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({part / whole:.1%})"

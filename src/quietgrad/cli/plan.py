@@ -11,7 +11,7 @@ from quietgrad.cli.common import refusals, require_drawable, write_figure
 from quietgrad.cli.options import json_option
 from quietgrad.cli.progress import stages, telling
 from quietgrad.cli.target import errors_in_target, resolve
-from quietgrad.planning.report import text_of
+from quietgrad.planning.result import text_of
 
 
 @click.command()

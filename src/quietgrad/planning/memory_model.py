@@ -1,4 +1,8 @@
-"""How much memory there is, and what a user means by 4GB."""
+"""The memory of a step for any grouping: the budget, the model of it, and the best boundaries.
+
+Layers come in order of back-propagation. The turn of a layer is the interval in which it is
+back-propagated.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietgrad._checks import require_count, require_number, require_positive
+
+if TYPE_CHECKING:
+    from quietgrad.planning.trace import Trace
 
 SHARE = 0.6
 """Of what is available, where no budget is stated: a process holds more than its tensors."""
@@ -79,6 +87,7 @@ def _available() -> int:
 
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int_]
 
 
 @dataclass(frozen=True)
@@ -194,30 +203,100 @@ def _running_maximum(values: Floats) -> Floats:
     return highest
 
 
-ASSUMPTIONS = (
-    "Theorem 1 of 'On the Efficacy of Group-wise Clipping' bounds the gradient norm that DP-SGD "
-    "reaches, for a loss that is bounded below and smooth, gradient noise that is symmetric and "
-    "spread evenly over groups, automatic clipping, and R/sqrt(M) for each of M groups. It is an "
-    "upper bound, relative to one group, not a forecast of accuracy."
-)
+_VECTOR = 4  # bytes per sample of a norm, a weight, a squared norm
+_WHILE_STEPPING = 2  # the noise, and what the optimizer computes on its way
 
 
-def bound_ratio(groups: int, *, gradient_noise: float = 1.0, gamma: float = 0.01) -> float:
-    """Theorem 1's bound for M groups over that for one.
+@dataclass(frozen=True, eq=False)
+class StepMemory:
+    """Predicts the peak of a step for a grouping and a number of samples at once.
 
-    The leading term is ``2 (xi + gamma sqrt(M)) / sqrt(gamma) * (2 M (L_0 - L_*) ... / T)^(1/4)``;
-    all but xi, gamma and M cancels in the ratio. It lies between M^(1/4), where the noise is large
-    beside gamma, and M^(3/4), where there is none.
+    Attributes:
+        trace: what grows with the number of samples.
+        weights: bytes of parameters and buffers.
+        trainable: bytes of a gradient of all trainable parameters.
+        optimizer: bytes that the optimizer keeps.
+        unused: trainable numbers that no gradient reached.
+    """
+
+    trace: Trace
+    weights: int
+    trainable: int
+    optimizer: int
+    unused: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are there whatever the grouping and the batch: with the sum of gradients."""
+        return self.weights + self.optimizer + self.trainable
+
+    def peak(self, ends: Sequence[int], samples: int) -> float:
+        """Bytes at most alive in a step, with so many samples at once.
+
+        Args:
+            ends: for each layer the turn in which its group is clipped.
+            samples: run through the model at once.
+        """
+        growing, steady = self._moments(ends)
+        return self.fixed + float((samples * growing + steady).max())
+
+    def backward_peak(self, ends: Sequence[int], samples: int) -> float:
+        """The same for the backward pass alone: what tells groupings apart."""
+        growing, steady = self._turns(ends)
+        return self.fixed + float((samples * growing + steady).max())
+
+    def most_samples(self, ends: Sequence[int], memory: int) -> int:
+        """The largest number of samples at once that fits in so many bytes; 0 if none does."""
+        growing, steady = self._moments(ends)
+        left = memory - self.fixed - steady
+        if left.min() < 0:
+            return 0
+        grows = growing > 0
+        return int(np.floor(left[grows] / growing[grows]).min())
+
+    def _moments(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
+        """Bytes per sample, and other bytes, at every moment that could be the peak."""
+        growing, steady = self._turns(ends)
+        probing = self.trace.probing + self.trace.inputs
+        return (
+            np.array([*growing, probing, 0.0]),
+            np.array([*steady, 0.0, float(_WHILE_STEPPING * self.trainable)]),
+        )
+
+    def _turns(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
+        """Those in the backward pass: each layer's turn, and the adding up of each layer."""
+        profile = self.trace.profile
+        end, turns = np.asarray(ends, dtype=np.int_), np.arange(len(ends), dtype=np.int_)
+        numbers = np.array([layer.numbers for layer in self.trace.layers])
+        # Sums are made one after the other when a group is clipped, beside those of the groups
+        # before and of earlier micro-batches.
+        is_earlier = end[:, None] < turns[None, :]
+        is_added = (end[:, None] < end[None, :]) | (
+            (end[:, None] == end[None, :]) & (turns[:, None] <= turns[None, :])
+        )
+        sums = np.concatenate([numbers @ is_earlier, numbers @ is_added])
+        bytes_each = self.trainable / (numbers.sum() + self.unused)
+        growing = np.concatenate([profile.before_clipping(ends), profile.while_clipping(ends)])
+        growing += np.concatenate([_vectors(end, turns - 1, turns), _vectors(end, end, end)])
+        return growing + self.trace.inputs, sums * bytes_each
+
+
+def _vectors(ends: Integers, evaluated: Integers, turns: Integers) -> Floats:
+    """Bytes per sample of norms and weights: few, and yet more groups have more of them.
+
+    A group has squared norms once its first layer is evaluated, norms and weights once clipped.
 
     Args:
-        groups: M.
-        gradient_noise: xi, the standard deviation of a sample's gradient about the mean.
-        gamma: the stabilizer of automatic clipping.
+        ends: for each layer the turn in which its group is clipped.
+        evaluated: the last layer whose norms are known, at each moment.
+        turns: the turn that each moment is in.
     """
-    count = require_count("groups", groups, at_least=1)
-    xi = require_number("gradient_noise", gradient_noise, at_least=0)
-    stabilizer = require_positive("gamma", gamma)
-    return float((xi + stabilizer * sqrt(count)) / (xi + stabilizer) * count**0.25)
+    groups = np.unique(ends)
+    firsts = np.array([np.argmax(ends == group) for group in groups])
+    begun = (firsts[:, None] <= evaluated[None, :]).sum(0)
+    clipped = (groups[:, None] < turns[None, :]).sum(0)
+    vectors: Floats = _VECTOR * (begun + 2.0 * clipped)
+    return vectors
 
 
 Starts = tuple[int, ...]
@@ -268,3 +347,29 @@ def _walked_back(begins: list[list[int]], length: int) -> Starts:
         starts.append(begin[last])
         last = begin[last] - 1
     return (0, *reversed(starts))
+
+
+ASSUMPTIONS = (
+    "Theorem 1 of 'On the Efficacy of Group-wise Clipping' bounds the gradient norm that DP-SGD "
+    "reaches, for a loss that is bounded below and smooth, gradient noise that is symmetric and "
+    "spread evenly over groups, automatic clipping, and R/sqrt(M) for each of M groups. It is an "
+    "upper bound, relative to one group, not a forecast of accuracy."
+)
+
+
+def bound_ratio(groups: int, *, gradient_noise: float = 1.0, gamma: float = 0.01) -> float:
+    """Theorem 1's bound for M groups over that for one.
+
+    The leading term is ``2 (xi + gamma sqrt(M)) / sqrt(gamma) * (2 M (L_0 - L_*) ... / T)^(1/4)``;
+    all but xi, gamma and M cancels in the ratio. It lies between M^(1/4), where the noise is large
+    beside gamma, and M^(3/4), where there is none.
+
+    Args:
+        groups: M.
+        gradient_noise: xi, the standard deviation of a sample's gradient about the mean.
+        gamma: the stabilizer of automatic clipping.
+    """
+    count = require_count("groups", groups, at_least=1)
+    xi = require_number("gradient_noise", gradient_noise, at_least=0)
+    stabilizer = require_positive("gamma", gamma)
+    return float((xi + stabilizer * sqrt(count)) / (xi + stabilizer) * count**0.25)

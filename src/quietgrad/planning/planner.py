@@ -1,12 +1,12 @@
-"""`quietgrad.plan`: into which groups, and how many samples at once?"""
+"""`quietgrad.plan`: groups and the number of samples at once, for a budget of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count, require_number
@@ -14,9 +14,16 @@ from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.grouping.base import Group, Grouping, Partition, require_positive
 from quietgrad.grouping.styles import AUTO
 from quietgrad.inspection.subject import require_usable
-from quietgrad.planning.memory_model import best_starts, budget, ends_of, even_starts, in_words
-from quietgrad.planning.result import Option, Plan, Recommendation, StepMemory, described, listed
-from quietgrad.planning.trace import LossFunction, trace
+from quietgrad.planning.memory_model import (
+    StepMemory,
+    best_starts,
+    budget,
+    ends_of,
+    even_starts,
+    in_words,
+)
+from quietgrad.planning.result import Option, Plan, Recommendation, described, listed
+from quietgrad.planning.trace import LossFunction, byte_count, trace
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Strategy
 
 _NEARLY = 0.95  # of the largest physical batch: not worth more groups
@@ -73,8 +80,8 @@ def plan(
     kept = require_number("optimizer_state", optimizer_state, at_least=0)
     require_positive(radius, "the radius")
     seen = trace(model, batch, loss_fn, strategy=strategy, memory_budget=memory_budget)
-    trainable = _bytes(p for p in model.parameters() if p.requires_grad)
-    weights = _bytes([*model.parameters(), *model.buffers()])
+    trainable = byte_count(p for p in model.parameters() if p.requires_grad)
+    weights = byte_count([*model.parameters(), *model.buffers()])
     unused = sum(p.numel() for name, p in model.named_parameters() if name in seen.unused)
     step = StepMemory(seen, weights, trainable, int(kept * trainable), unused)
     length = len(seen.layers)
@@ -105,7 +112,7 @@ def plan(
 def _recommended(
     options: Sequence[Option], step: StepMemory, memory: int, wanted: int | None
 ) -> tuple[Option, int, str]:
-    """The fewest groups with which what is wanted fits; how many samples; in words."""
+    """The fewest groups with which what is wanted fits; how many samples; why."""
     most, length = max(option.most_samples for option in options), step.trace.profile.length
     if most < 1:
         need = min(step.peak(ends_of(option.starts, length), 1) for option in options)
@@ -114,29 +121,17 @@ def _recommended(
             f"grouping, {in_words(step.fixed)} of it for weights, sums and the optimizer. Allow "
             "more, freeze parameters, or make the model or the sample smaller"
         )
-    if wanted is not None and wanted <= most:
-        enough, samples = wanted, wanted
-    else:
-        enough, samples = (most if wanted else int(_NEARLY * most) or 1), 0
-    chosen = next(option for option in options if option.most_samples >= enough)
-    samples = samples or chosen.most_samples
-    return chosen, samples, _why(chosen, samples, wanted, step, memory)
-
-
-def _why(option: Option, samples: int, wanted: int | None, step: StepMemory, memory: int) -> str:
-    length = step.trace.profile.length
-    fits = f"{in_words(step.peak(ends_of(option.starts, length), samples))} of {in_words(memory)}"
     if wanted is None:
+        enough = int(_NEARLY * most) or 1
         why = "the fewest groups for nearly as many samples as can be"
-    elif samples < wanted:
-        why = f"no grouping makes {wanted:,} fit"
+    elif wanted > most:
+        enough, why = most, f"no grouping makes {wanted:,} fit"
     else:
-        why = "the fewest groups with which they fit"
-    return f"{option.in_words}, {samples:,} samples at once ({fits}): {why}."
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
+        enough, why = wanted, "the fewest groups with which they fit"
+    chosen = next(option for option in options if option.most_samples >= enough)
+    samples = wanted if wanted is not None and wanted <= most else chosen.most_samples
+    taken = f"{in_words(step.peak(ends_of(chosen.starts, length), samples))} of {in_words(memory)}"
+    return chosen, samples, f"{chosen.in_words}, {samples:,} samples at once ({taken}): {why}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +186,8 @@ def resolve_groups(
         ValueError: there is "auto" without an example, or an example without "auto".
     """
     if spec == AUTO and example is not None:
-        batch, loss_fn = _unpacked(example)
-        spec = AutoGrouping(batch, loss_fn, radius=1.0 if radius is None else radius)
+        _require_pair(example)
+        spec = AutoGrouping(*example, radius=1.0 if radius is None else radius)
         return groupings.resolve(spec, model)
     if spec == AUTO:
         raise ValueError(
@@ -207,10 +202,11 @@ def resolve_groups(
     return groups
 
 
-def _unpacked(example: Any) -> Example:
-    if isinstance(example, tuple) and len(example) == 2 and callable(example[1]):
-        return example
-    if isinstance(example, tuple) and len(example) == 2 and callable(example[0]):
+def _require_pair(example: Any) -> None:
+    is_pair = isinstance(example, tuple) and len(example) == 2
+    if is_pair and callable(example[1]):
+        return
+    if is_pair and callable(example[0]):
         raise ValueError(
             "example is (loss_fn, batch), with the function first: the order is (batch, loss_fn)"
         )

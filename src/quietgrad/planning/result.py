@@ -1,116 +1,24 @@
-"""What a planner found: peaks for every number of groups, and what it recommends."""
+"""A plan, as data and as text: peaks for every number of groups, and a recommendation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from quietgrad.grouping.base import Group
 from quietgrad.grouping.styles import Listed
-from quietgrad.planning.memory_model import Floats, Layer, Starts, bound_ratio, ends_of
-from quietgrad.planning.report import text_of
-from quietgrad.planning.trace import Trace
-
-Integers = NDArray[np.int_]
-
-_VECTOR = 4  # bytes per sample of a norm, a weight, a squared norm
-_WHILE_STEPPING = 2  # the noise, and what the optimizer computes on its way
-
-
-@dataclass(frozen=True, eq=False)
-class StepMemory:
-    """Predicts the peak of a step for a grouping and a number of samples at once.
-
-    Attributes:
-        trace: what grows with the number of samples.
-        weights: bytes of parameters and buffers.
-        trainable: bytes of a gradient of all trainable parameters.
-        optimizer: bytes that the optimizer keeps.
-        unused: trainable numbers that no gradient reached.
-    """
-
-    trace: Trace
-    weights: int
-    trainable: int
-    optimizer: int
-    unused: int = 0
-
-    @property
-    def fixed(self) -> int:
-        """Bytes that are there whatever the grouping and the batch: with the sum of gradients."""
-        return self.weights + self.optimizer + self.trainable
-
-    def peak(self, ends: Sequence[int], samples: int) -> float:
-        """Bytes at most alive in a step, with so many samples at once.
-
-        Args:
-            ends: for each layer the turn in which its group is clipped.
-            samples: run through the model at once.
-        """
-        growing, steady = self._moments(ends)
-        return self.fixed + float((samples * growing + steady).max())
-
-    def backward_peak(self, ends: Sequence[int], samples: int) -> float:
-        """The same for the backward pass alone: what tells groupings apart."""
-        growing, steady = self._turns(ends)
-        return self.fixed + float((samples * growing + steady).max())
-
-    def most_samples(self, ends: Sequence[int], memory: int) -> int:
-        """The largest number of samples at once that fits in so many bytes; 0 if none does."""
-        growing, steady = self._moments(ends)
-        left = memory - self.fixed - steady
-        if left.min() < 0:
-            return 0
-        grows = growing > 0
-        return int(np.floor(left[grows] / growing[grows]).min())
-
-    def _moments(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
-        """Bytes per sample, and other bytes, at every moment that could be the peak."""
-        growing, steady = self._turns(ends)
-        probing = self.trace.probing + self.trace.inputs
-        return (
-            np.array([*growing, probing, 0.0]),
-            np.array([*steady, 0.0, float(_WHILE_STEPPING * self.trainable)]),
-        )
-
-    def _turns(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
-        """Those in the backward pass: each layer's turn, and the adding up of each layer."""
-        profile = self.trace.profile
-        end, turns = np.asarray(ends, dtype=np.int_), np.arange(len(ends), dtype=np.int_)
-        numbers = np.array([layer.numbers for layer in self.trace.layers])
-        # Sums are made one after the other when a group is clipped, beside those of the groups
-        # before and of earlier micro-batches.
-        is_earlier = end[:, None] < turns[None, :]
-        is_added = (end[:, None] < end[None, :]) | (
-            (end[:, None] == end[None, :]) & (turns[:, None] <= turns[None, :])
-        )
-        sums = np.concatenate([numbers @ is_earlier, numbers @ is_added])
-        bytes_each = self.trainable / (numbers.sum() + self.unused)
-        growing = np.concatenate([profile.before_clipping(ends), profile.while_clipping(ends)])
-        growing += np.concatenate([_vectors(end, turns - 1, turns), _vectors(end, end, end)])
-        return growing + self.trace.inputs, sums * bytes_each
-
-
-def _vectors(ends: Integers, evaluated: Integers, turns: Integers) -> Floats:
-    """Bytes per sample of norms and weights: few, and yet more groups have more of them.
-
-    A group has squared norms once its first layer is evaluated, norms and weights once clipped.
-
-    Args:
-        ends: for each layer the turn in which its group is clipped.
-        evaluated: the last layer whose norms are known, at each moment.
-        turns: the turn that each moment is in.
-    """
-    groups = np.unique(ends)
-    firsts = np.array([np.argmax(ends == group) for group in groups])
-    begun = (firsts[:, None] <= evaluated[None, :]).sum(0)
-    clipped = (groups[:, None] < turns[None, :]).sum(0)
-    vectors: Floats = _VECTOR * (begun + 2.0 * clipped)
-    return vectors
+from quietgrad.planning.memory_model import (
+    ASSUMPTIONS,
+    Floats,
+    Layer,
+    Starts,
+    StepMemory,
+    bound_ratio,
+    ends_of,
+    in_words,
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +46,10 @@ class Option:
     def in_words(self) -> str:
         """M, with its noun."""
         return "1 group" if self.groups == 1 else f"{self.groups} groups"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"groups": self.groups, **vars(self), "starts": list(self.starts)}
 
 
 @dataclass(frozen=True)
@@ -190,11 +102,9 @@ class Plan:
 
     @property
     def leanest(self) -> Option:
-        """The fewest groups whose peak is within 5 % of the lowest there is.
-
-        It depends on the shapes alone, not on a budget.
-        """
-        return fewest_within(self.best)
+        """The fewest groups whose peak is within 5 % of the lowest: no budget has a part in it."""
+        limit = 1.05 * min(option.peak for option in self.best)
+        return next(option for option in self.best if option.peak <= limit)
 
     def grouping_of(self, option: Option) -> Listed:
         """The groups of an option, in the order of the model."""
@@ -223,8 +133,8 @@ class Plan:
                 vars(layer) | {"parameters": list(layer.parameters)} for layer in self.layers
             ],
             "unused": list(self.unused),
-            "best": [_option_dict(option) for option in self.best],
-            "uniform": [_option_dict(option) for option in self.uniform],
+            "best": [option.as_dict() for option in self.best],
+            "uniform": [option.as_dict() for option in self.uniform],
             "memory": self.memory,
             "fixed": self.step.fixed,
             "probing": self.step.trace.probing,
@@ -251,12 +161,6 @@ class Plan:
         return [max(clipped[name] for name in layer.parameters) for layer in self.layers]
 
 
-def fewest_within(options: Sequence[Option], slack: float = 0.05) -> Option:
-    """The fewest groups whose peak is nearly the lowest there is."""
-    limit = (1 + slack) * min(option.peak for option in options)
-    return next(option for option in options if option.peak <= limit)
-
-
 def described(starts: Starts, step: StepMemory, memory: int) -> Option:
     """What is to be known about some boundaries."""
     profile = step.trace.profile
@@ -281,5 +185,147 @@ def listed(layers: Sequence[Layer], unused: Sequence[str], starts: Starts, radiu
     return Listed(groups, radius=radius)
 
 
-def _option_dict(option: Option) -> dict[str, Any]:
-    return {"groups": option.groups, **vars(option), "starts": list(option.starts)}
+_WIDTH = 80
+_LAYER_LEGEND = (
+    ("layer", "the path of its module, in order of back-propagation."),
+    ("numbers", "how many are trained in it."),
+    ("T", "positions at which a sample uses it: tokens, or places in an image; - if none."),
+    ("d, p", "numbers that go in and that come out, at each position."),
+    ("held/sample", "what it holds until its group is clipped, and would be free otherwise."),
+)
+
+
+def text_of(plan: Plan, *, with_layers: bool = False) -> str:
+    """The plan in lines of plain text: what `print(plan)` and `quietgrad plan` show.
+
+    Args:
+        plan: what was planned.
+        with_layers: list every layer first.
+    """
+    parts = [
+        *([_layers(plan), _legend(_LAYER_LEGEND)] if with_layers else []),
+        _options(plan),
+        _legend(
+            [
+                (
+                    "peak/sample",
+                    "memory at most alive in the backward pass, with the best boundaries between"
+                    " so many groups.",
+                ),
+                ("if uniform", "the same with groups of nearly equal numbers of layers."),
+                ("samples at once", f"as many as fit in {in_words(plan.memory)}."),
+                ("bound", ASSUMPTIONS),
+            ]
+        ),
+        *(fill(remark, _WIDTH) for remark in _remarks(plan)),
+        fill(f"Recommended: {plan.recommended.why}", _WIDTH),
+    ]
+    return "\n\n".join(parts)
+
+
+def _layers(plan: Plan) -> str:
+    header = ("layer", "kind", "numbers", "T", "d", "p", "held/sample")
+    lines = []
+    for layer in plan.layers:
+        sizes = (layer.positions, layer.inputs, layer.outputs)
+        shown = ("-" if size is None else f"{size:,}" for size in sizes)
+        lines.append(
+            (layer.name, layer.kind, f"{layer.numbers:,}", *shown, in_words(layer.held)),
+        )
+    return _table(header, lines, left=(0, 1))
+
+
+def _options(plan: Plan) -> str:
+    names = {len(plan.layers): " (layer-wise)"} | {1: " (all-layer)"}
+    lines = [
+        (
+            f"{best.groups}{names.get(best.groups, '')}",
+            in_words(best.peak),
+            in_words(even.peak),
+            f"{best.most_samples:,}",
+            f"x {best.bound:.2f}",
+            "recommended" if best.groups == plan.recommended.option.groups else "",
+        )
+        for best, even in zip(plan.best, plan.uniform, strict=True)
+        if _is_of_use(best, plan)
+    ]
+    header = ("groups", "peak/sample", "if uniform", "samples at once", "bound", "")
+    return _table(header, lines, left=(0, 5))
+
+
+def _is_of_use(option: Option, plan: Plan) -> bool:
+    """Whether it needs less than fewer groups do, by a thousandth at least; or is an extreme."""
+    fewer = [each.peak for each in plan.best if each.groups < option.groups]
+    is_extreme = not fewer or option is plan.best[-1]
+    is_chosen = option.groups == plan.recommended.option.groups
+    return is_extreme or is_chosen or option.peak < 0.999 * min(fewer)
+
+
+def _remarks(plan: Plan) -> list[str]:
+    """Which numbers of groups are not in the table and why, what limits them, what else is held."""
+    step, probing = plan.step, plan.step.trace.probing
+    looked_at = {option.groups for option in plan.best}
+    useless = [option.groups for option in plan.best if not _is_of_use(option, plan)]
+    unseen = [count for count in range(1, len(plan.layers)) if count not in looked_at]
+    lines = []
+    if useless:
+        lines.append(
+            f"Not in the table: {_runs(useless)} groups, whose peak is as high as that of the next"
+            " smaller number in it."
+        )
+    if unseen:
+        more = "max_groups (--max-groups) says how far"
+        lines.append(f"Not looked at: {_runs(unseen)} groups; {more}.")
+    if len({option.most_samples for option in plan.best}) == 1 and probing >= plan.best[-1].peak:
+        lines.append(
+            "Groups make no difference to how many samples fit here: while the first batches are "
+            f"probed, a sample takes {in_words(probing)} whatever the groups."
+        )
+    lines.append(
+        f"Besides: {in_words(step.fixed)} for weights ({in_words(step.weights)}), sums "
+        f"({in_words(step.trainable)}) and optimizer ({in_words(step.optimizer)}), whatever the "
+        f"groups; {in_words(probing)} per sample while the first batches are probed. "
+        "All of this is memory of tensors; on the CPU a process may hold a third more."
+    )
+    if plan.unused:
+        lines.append(f"No gradient reached {', '.join(plan.unused)}: in the group clipped last.")
+    return lines
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """3, 5, 6, 7 -> 3, 5 to 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def _table(
+    header: tuple[str, ...], lines: Iterable[tuple[str, ...]], *, left: tuple[int, ...]
+) -> str:
+    """Columns as wide as they need to be; those that are named by ``left`` begin at the left."""
+    rows = [header, *lines]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def written(row: tuple[str, ...]) -> str:
+        cells = [
+            word.ljust(width) if place in left else word.rjust(width)
+            for place, (word, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(
+        [written(header), "-" * sum(widths, 2 * len(widths) - 2), *map(written, rows[1:])]
+    )
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    """What the columns mean, each from the same place on."""
+    margin = max(len(word) for word, _ in entries) + 2
+    return "\n".join(
+        fill(text, _WIDTH, initial_indent=word.ljust(margin), subsequent_indent=" " * margin)
+        for word, text in entries
+    )

@@ -1,16 +1,20 @@
-"""One backward pass, followed: which layers come when, what they hold, what is alive meanwhile."""
+"""One backward pass, followed: which layers come when, what they hold, and what is alive."""
 
 from __future__ import annotations
 
 import math
+import weakref
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from quietgrad.capture.model_state import same_randomness
 from quietgrad.capture.refusals import check_losses
@@ -24,66 +28,8 @@ from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled
 from quietgrad.grouping.base import by_layer, kind_of
 from quietgrad.inspection.copies import copied
-from quietgrad.planning.live import LiveBytes, Storage
 from quietgrad.planning.memory_model import Layer, Profile
 from quietgrad.strategies import Evaluator, Strategy
-
-
-@dataclass(frozen=True)
-class Shape:
-    """T, d and p of the use of a parameter; None where it is no sum over positions.
-
-    Attributes:
-        size: numbers per sample, to find the largest.
-        positions: T.
-        inputs: d.
-        outputs: p.
-    """
-
-    size: int
-    positions: int | None = None
-    inputs: int | None = None
-    outputs: int | None = None
-
-
-def shape_of(factor: Factor) -> Shape:
-    """T, d and p. A look-up has one number that goes in at each position, an index."""
-    match factor:
-        case Outer():
-            return _shape(factor.rows.shape[1], factor.cols.shape[2], factor.rows.shape[2])
-        case Gather():
-            return _shape(factor.ids.shape[1], 1, factor.values.shape[2])
-        case Conv():
-            return _of_convolution(factor)
-        case Pulled():
-            return shape_of(factor.inner)
-        case Combined():
-            return max((shape_of(part) for part in factor.parts), key=lambda shape: shape.size)
-        case _:
-            return Shape(factor.shape.numel())
-
-
-def tensors_of(part: Any) -> Iterator[Tensor]:
-    """All tensors in a factor, whatever it calls them."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, list | tuple):
-        for child in part:
-            yield from tensors_of(child)
-    elif type(part).__module__.startswith("quietgrad.factors"):
-        for child in vars(part).values():
-            yield from tensors_of(child)
-
-
-def _of_convolution(factor: Conv) -> Shape:
-    grid = (factor.inputs if factor.geometry.transposed else factor.grads).shape[3:]
-    width = factor.shape[1:].numel() * factor.geometry.groups
-    return _shape(factor.images * math.prod(grid), width, factor.shape[0])
-
-
-def _shape(positions: int, inputs: int, outputs: int) -> Shape:
-    return Shape(positions * (inputs + outputs), positions, inputs, outputs)
-
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
@@ -133,7 +79,7 @@ def trace(
             f"the batch holds {len(losses)} samples: expected 2 or more, for they are probed "
             "against each other; a few will do"
         )
-    samples, inputs = len(losses), _bytes(tensors_in(batch))
+    samples, inputs = len(losses), byte_count(tensors_in(batch))
     outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     session = Capture(model, thorough=False)
 
@@ -182,16 +128,6 @@ class _Arrivals:
         self.names[name] = None
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """Bytes alive in the turn of a layer, as `Profile` has them."""
-
-    base: int
-    at: int
-    clipped: int
-    work: int
-
-
 @dataclass
 class _Follow:
     """Clips layer by layer, as the engine would, and notes what each one holds."""
@@ -200,7 +136,8 @@ class _Follow:
     layers: Mapping[str, Sequence[str]]
     evaluator: Evaluator
     order: list[str] = field(default_factory=list)
-    turns: list[_Turn] = field(default_factory=list)
+    turns: list[tuple[int, int, int]] = field(default_factory=list)  # as `Profile` has them
+    peaks: list[int] = field(default_factory=list)  # when each turn had most alive
     storages: dict[int, tuple[Storage, int]] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
     waiting: dict[str, dict[str, Factor]] = field(default_factory=dict)
@@ -220,16 +157,12 @@ class _Follow:
         """Memory in the turn of each layer, per sample."""
         count = len(self.order)
         kept = np.zeros((count, count))
-        peaks = [turn.at for turn in self.turns]
         for storage, holder in self.storages.values():
             if storage.freed is not None:
                 # Free at the peak of the turns after this one, unless it is held.
-                freed = max(holder, bisect(peaks, storage.freed) - 1)
+                freed = max(holder, bisect(self.peaks, storage.freed) - 1)
                 kept[holder, freed] += storage.size / samples
-        base, clipped, work = (
-            np.array([getattr(turn, name) for turn in self.turns]) / samples
-            for name in ("base", "clipped", "work")
-        )
+        base, clipped, work = np.array(self.turns).T / samples
         return Profile(base, kept, clipped, work)
 
     def described(self, model: nn.Module, samples: int) -> Iterator[Layer]:
@@ -250,8 +183,8 @@ class _Follow:
             )
 
     def _clip(self, layer: str) -> None:
-        base, at, clipped = self.live.highest, self.live.highest_at, self.live.now
-        work = 0
+        base, clipped, work = self.live.highest, self.live.now, 0
+        self.peaks.append(self.live.highest_at)
         for factor in self.waiting.pop(layer).values():
             for tensor in tensors_of(factor):
                 if (storage := self.live.storage_of(tensor)) is not None:
@@ -260,17 +193,16 @@ class _Follow:
             work = max(work, self._work(factor))
             self.evaluator.release(factor)
         self.order.append(layer)
-        self.turns.append(_Turn(base, at, clipped, work))
+        self.turns.append((base, clipped, work))
         self.live.end_interval()
 
     def _work(self, factor: Factor) -> int:
-        """Bytes for adding up. The sum itself does not grow with the samples: counted apart."""
+        """Bytes for adding up, without the sum itself, which does not grow with the samples."""
         like = next(iter(tensors_of(factor)))
         dtype = like.dtype if like.is_floating_point() else torch.float32
         weights = torch.ones(factor.batch, dtype=dtype, device=like.device)
-        with self.live.apart(ignoring=factor.shape.numel() * dtype.itemsize) as apart:
-            factor.weighted_sum(weights)
-        return apart.highest
+        total = factor.shape.numel() * dtype.itemsize
+        return self.live.peak_of(lambda: factor.weighted_sum(weights), ignoring=total)
 
 
 def _layers(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
@@ -282,5 +214,188 @@ def _layers(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
     return {path: names for path, names in found.items() if names}
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def byte_count(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the values of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class Shape(NamedTuple):
+    """T, d and p of the use of a parameter (None where it is no sum over positions), and its size.
+
+    ``size`` is numbers per sample, to find the largest use.
+    """
+
+    size: int
+    positions: int | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+
+
+def shape_of(factor: Factor) -> Shape:
+    """T, d and p. A look-up has one number that goes in at each position, an index."""
+    match factor:
+        case Outer():
+            return _shape(factor.rows.shape[1], factor.cols.shape[2], factor.rows.shape[2])
+        case Gather():
+            return _shape(factor.ids.shape[1], 1, factor.values.shape[2])
+        case Conv():
+            grid = (factor.inputs if factor.geometry.transposed else factor.grads).shape[3:]
+            width = factor.shape[1:].numel() * factor.geometry.groups
+            return _shape(factor.images * math.prod(grid), width, factor.shape[0])
+        case Pulled():
+            return shape_of(factor.inner)
+        case Combined():
+            return max((shape_of(part) for part in factor.parts), key=lambda shape: shape.size)
+        case _:
+            return Shape(factor.shape.numel())
+
+
+def _shape(positions: int, inputs: int, outputs: int) -> Shape:
+    return Shape(positions * (inputs + outputs), positions, inputs, outputs)
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """All tensors in a factor, whatever it calls them."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for child in part:
+            yield from tensors_of(child)
+    elif type(part).__module__.startswith("quietgrad.factors"):
+        for child in vars(part).values():
+            yield from tensors_of(child)
+
+
+@dataclass
+class Storage:
+    """Memory that tensors share.
+
+    Attributes:
+        size: in bytes.
+        freed: when, by the clock of `LiveBytes`; None while it is alive.
+    """
+
+    size: int
+    freed: int | None = None
+
+
+@dataclass
+class _Counts:
+    """What is alive, by address; weak references, so that counting keeps nothing alive."""
+
+    alive: dict[int, tuple[Storage, weakref.ref[Any]]] = field(default_factory=dict)
+    foreign: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    clock: int = 0
+    is_over: bool = False
+    now: int = 0
+    highest: int = 0
+    highest_at: int = 0
+    ignored: int = -1
+
+    def turn(self) -> None:
+        """The next interval begins, with nothing made in it so far."""
+        self.highest, self.is_over = 0, False
+
+    def add(self, size: int) -> None:
+        """Something was made."""
+        self.clock += 1
+        self.now += size
+        if self.now > self.highest:
+            self.highest, self.highest_at = self.now, self.clock
+
+
+class LiveBytes(TorchDispatchMode):
+    """While it is active, counts the memory of every tensor that an operation makes.
+
+    Counting is exact and repeatable, unlike a process's resident memory. What an operation
+    allocates and frees inside itself is not seen, nor what existed before.
+
+    Args:
+        outside: tensors whose memory is not counted, nor that of their views: parameters, data.
+    """
+
+    def __init__(self, outside: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = _Counts()
+        for tensor in outside:
+            storage = tensor.untyped_storage()
+            self._counts.foreign[storage._cdata] = weakref.ref(storage)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return made
+
+    @property
+    def now(self) -> int:
+        """Bytes that are alive."""
+        return self._counts.now
+
+    @property
+    def highest(self) -> int:
+        """Bytes that were alive at most when some were added, in this interval."""
+        return self._counts.highest
+
+    @property
+    def highest_at(self) -> int:
+        """When that was; a clock that goes on with everything that is made or freed."""
+        return self._counts.highest_at
+
+    def end_interval(self) -> int:
+        """End an interval, and say how many bytes were alive at most when some were added.
+
+        The next one begins when something is made: what is freed until then is not in it.
+        """
+        if self._counts.is_over:
+            self._counts.turn()
+        self._counts.is_over = True
+        return self._counts.highest
+
+    def peak_of(self, work: Callable[[], object], *, ignoring: int) -> int:
+        """Bytes that some work needs at most, besides what is alive; no part of the interval.
+
+        What is of exactly ``ignoring`` bytes is not counted at all.
+        """
+        counts = self._counts
+        before, highest, at = counts.now, counts.highest, counts.highest_at
+        counts.ignored, counts.highest = ignoring, before
+        try:
+            work()
+            return counts.highest - before
+        finally:
+            counts.ignored, counts.highest, counts.highest_at = -1, highest, at
+
+    def storage_of(self, tensor: Tensor) -> Storage | None:
+        """The memory behind a tensor; None if it is not counted."""
+        known = self._counts.alive.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+    def _note(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        memory, counts = tensor.untyped_storage(), self._counts
+        address = memory._cdata
+        if address in counts.alive or address in counts.foreign:
+            return
+        if memory.nbytes() == counts.ignored:
+            return
+        if counts.is_over:
+            counts.turn()
+        storage = Storage(memory.nbytes())
+        counts.alive[address] = storage, weakref.ref(memory, partial(_free, counts, address))
+        counts.add(storage.size)
+
+
+def _free(counts: _Counts, address: int, _: Any) -> None:
+    storage, _ = counts.alive.pop(address)
+    counts.clock += 1
+    storage.freed = counts.clock
+    counts.now -= storage.size

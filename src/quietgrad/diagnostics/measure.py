@@ -1,4 +1,4 @@
-"""Inner products of per-sample gradients, gathered parameter by parameter in a backward pass.
+"""Measurements of a batch, from inner products gathered parameter by parameter in a backward pass.
 
 Norms, cosines, sampling noise and averages of samples all follow from the ``[B, B]`` inner
 products, so that the gradients of a big model never have to be held all at once.
@@ -36,6 +36,109 @@ class TooFewSamplesError(ValueError):
             f"{count} {what}: expected at least 2, for one sample says nothing about how gradients "
             "differ (no sampling noise can be estimated). Measure a larger batch"
         )
+
+
+DEFAULT_AVERAGES = (1, 4, 16)
+
+
+def measure(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    *,
+    clipping: str | Clipping = "auto-s",
+    grouping: str | Grouping = "all-layer",
+    radius: float | None = None,
+    averages: Sequence[int] = DEFAULT_AVERAGES,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    verify: bool = True,
+) -> Measurement:
+    """Measure the raw per-sample gradients of one batch. NOT PRIVATE.
+
+    The work is that of a backward pass with all per-sample gradients, a parameter at a time, and
+    of their inner products: it grows with the square of the batch.
+
+    Args:
+        model: any module that no engine is attached to (measure a `copy.deepcopy` of one that is);
+            it is left as it was, its gradients and all generators too.
+        closure: runs the model and returns one loss per sample, a 1-D tensor. It is called twice.
+        clipping: a clipping function, by name or as an object with options.
+        grouping: a grouping of the trainable parameters, by name or as an object.
+        radius: total clipping radius R, if `grouping` is a name (default 1).
+        averages: numbers of samples to average, none larger than the batch.
+        memory_budget: bytes of materialized gradients that may be held.
+        verify: verify that samples are independent, as `quietgrad.clipped_sum` does.
+
+    Raises:
+        EngineStateError: an engine is attached to the model.
+        LossError: there is no sample, or not one loss per sample.
+        TooFewSamplesError: there is one sample (or one whose gradient is finite).
+        ValueError: one of `averages` is larger than the batch.
+    """
+    sizes = require_sizes(averages)
+    gathered = gather(
+        model,
+        closure,
+        clipping=clipping,
+        grouping=grouping,
+        radius=radius,
+        memory_budget=memory_budget,
+        verify=verify,
+    )
+    measurement = summary(gathered, sizes)
+    if sizes and max(sizes) > measurement.samples:
+        raise ValueError(
+            f"averages={sizes!r} is not valid: {measurement.samples} samples cannot be averaged"
+            f" {max(sizes)} at a time. Leave that out, or measure a larger batch"
+        )
+    return measurement
+
+
+def gather(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    *,
+    clipping: str | Clipping,
+    grouping: str | Grouping,
+    radius: float | None,
+    memory_budget: int,
+    verify: bool,
+) -> Gatherer:
+    """All inner products of a batch; arguments as for `measure`."""
+    function = clippings.resolve(clipping)
+    groups = groupings.resolve(grouping, model, radius)
+    budget = require_count("memory_budget", memory_budget, at_least=1)
+    with without_a_trace(model):
+        gathered = captured_backward(
+            model, closure, lambda batch: Gatherer(groups, function, batch, budget), verify=verify
+        )
+    gathered.finish()
+    return gathered
+
+
+@contextmanager
+def without_a_trace(model: nn.Module) -> Iterator[None]:
+    """Backward passes in here leave buffers, generators and gradients as they were."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        with undisturbed(model), torch.enable_grad():
+            for parameter, _ in gradients:
+                parameter.grad = None
+            yield
+    except EngineStateError as error:
+        raise EngineStateError(
+            "the model is attached to an engine, which lets no other backward pass through it:"
+            " measure a copy, copy.deepcopy(model), with a closure that runs the copy"
+        ) from error
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def require_sizes(averages: object) -> tuple[int, ...]:
+    """Numbers of samples to average."""
+    if not isinstance(averages, Sequence):
+        raise ValueError(f"averages={averages!r} is not valid: expected integers, such as (1, 4)")
+    return tuple(require_count("averages", size, at_least=1) for size in averages)
 
 
 class Gatherer:
@@ -120,7 +223,10 @@ class Gatherer:
 
 def add_products(factor: Factor, products: Tensor, memory_budget: int) -> None:
     """Add the inner products of a factor's gradients to ``products[B, B]``, a block at a time."""
-    starts = range(0, factor.batch, _samples_at_once(factor, memory_budget))
+    # All samples at once if they fit, or as many as fit twice: two blocks are multiplied.
+    fitting = memory_budget // max(1, factor.shape.numel() * factor.dtype.itemsize)
+    at_once = factor.batch if fitting >= factor.batch else max(1, fitting // 2)
+    starts = range(0, factor.batch, at_once)
     for start in starts:
         rows = slice(start, start + starts.step)
         block = _materialized(factor, rows)
@@ -129,13 +235,6 @@ def add_products(factor: Factor, products: Tensor, memory_budget: int) -> None:
             columns = slice(later, later + starts.step)
             _add_block(block, _materialized(factor, columns), products[rows, columns])
             products[columns, rows] = products[rows, columns].mT
-
-
-def _samples_at_once(factor: Factor, memory_budget: int) -> int:
-    """All of them if they fit, or as many as fit twice: two blocks are multiplied."""
-    each = max(1, factor.shape.numel() * factor.dtype.itemsize)
-    fitting = memory_budget // each
-    return factor.batch if fitting >= factor.batch else max(1, fitting // 2)
 
 
 def _materialized(factor: Factor, samples: slice) -> Tensor:
@@ -220,7 +319,10 @@ def summary(gathered: Gatherer, averages: Iterable[int]) -> Measurement:
     mean_square = known.squares(known.to_mean)
     clipped_square = without_rounding(gathered.clipped_square, gathered.clipped_square_of_parts)
     towards_mean = gathered.towards_clipped[finite].mean()
-    noise = _noise_of(known, torch.eye(count, dtype=torch.float64), size=1)
+    samples = torch.eye(count, dtype=torch.float64)
+    noise = _noise_of(known, samples, size=1)
+    cosines = known.cosines(samples, known.to_mean)
+    cosines = cosines[~cosines.isnan()]
     return Measurement(
         samples=count,
         nonfinite=len(finite) - count,
@@ -230,7 +332,7 @@ def summary(gathered: Gatherer, averages: Iterable[int]) -> Measurement:
         sampling_noise=noise,
         relative_noise=_number((noise / mean_square).sqrt()) if mean_square else None,
         clipped=dict(gathered.shortened),
-        cosines=_spread_if_any(known.cosines(torch.eye(count).double(), known.to_mean)),
+        cosines=_spread(cosines) if len(cosines) else None,
         clipped_cosine=_number(cosine(towards_mean, clipped_square, mean_square)),
         averages=tuple(_averaged(known, size) for size in averages if size <= count),
     )
@@ -267,11 +369,6 @@ def _noise_of(known: InnerProducts, averages: Tensor, size: int) -> float:
     return from_mean / (1 - size / len(known.matrix))
 
 
-def _spread_if_any(values: Tensor) -> Spread | None:
-    defined = values[~values.isnan()]
-    return _spread(defined) if len(defined) else None
-
-
 def _spread(values: Tensor) -> Spread:
     quantiles = torch.quantile(values, values.new_tensor(_QUANTILES))
     return Spread(values.mean().item(), *quantiles.tolist())
@@ -280,112 +377,3 @@ def _spread(values: Tensor) -> Spread:
 def _number(value: Tensor) -> float | None:
     """None instead of NaN, which JSON has no word for."""
     return None if value.isnan() else value.item()
-
-
-DEFAULT_AVERAGES = (1, 4, 16)
-
-
-def measure(
-    model: nn.Module,
-    closure: Callable[[], Tensor],
-    *,
-    clipping: str | Clipping = "auto-s",
-    grouping: str | Grouping = "all-layer",
-    radius: float | None = None,
-    averages: Sequence[int] = DEFAULT_AVERAGES,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    verify: bool = True,
-) -> Measurement:
-    """Measure the raw per-sample gradients of one batch. NOT PRIVATE.
-
-    The work is that of a backward pass with all per-sample gradients, a parameter at a time, and
-    of their inner products: it grows with the square of the batch.
-
-    Args:
-        model: any module that no engine is attached to (measure a `copy.deepcopy` of one that is);
-            it is left as it was, its gradients and all generators too.
-        closure: runs the model and returns one loss per sample, a 1-D tensor. It is called twice.
-        clipping: a clipping function, by name or as an object with options.
-        grouping: a grouping of the trainable parameters, by name or as an object.
-        radius: total clipping radius R, if `grouping` is a name (default 1).
-        averages: numbers of samples to average, none larger than the batch.
-        memory_budget: bytes of materialized gradients that may be held.
-        verify: verify that samples are independent, as `quietgrad.clipped_sum` does.
-
-    Raises:
-        EngineStateError: an engine is attached to the model.
-        LossError: there is no sample, or not one loss per sample.
-        TooFewSamplesError: there is one sample (or one whose gradient is finite).
-        ValueError: one of `averages` is larger than the batch.
-    """
-    sizes = require_sizes(averages)
-    gathered = gather(
-        model,
-        closure,
-        clipping=clipping,
-        grouping=grouping,
-        radius=radius,
-        memory_budget=memory_budget,
-        verify=verify,
-    )
-    measurement = summary(gathered, sizes)
-    _require_fitting(sizes, measurement.samples)
-    return measurement
-
-
-def gather(
-    model: nn.Module,
-    closure: Callable[[], Tensor],
-    *,
-    clipping: str | Clipping,
-    grouping: str | Grouping,
-    radius: float | None,
-    memory_budget: int,
-    verify: bool,
-) -> Gatherer:
-    """All inner products of a batch; arguments as for `measure`."""
-    function = clippings.resolve(clipping)
-    groups = groupings.resolve(grouping, model, radius)
-    budget = require_count("memory_budget", memory_budget, at_least=1)
-
-    def gatherer(batch: int) -> Gatherer:
-        return Gatherer(groups, function, batch, budget)
-
-    with without_a_trace(model):
-        gathered = captured_backward(model, closure, gatherer, verify=verify)
-    gathered.finish()
-    return gathered
-
-
-@contextmanager
-def without_a_trace(model: nn.Module) -> Iterator[None]:
-    """Backward passes in here leave buffers, generators and gradients as they were."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    try:
-        with undisturbed(model), torch.enable_grad():
-            for parameter, _ in gradients:
-                parameter.grad = None
-            yield
-    except EngineStateError as error:
-        raise EngineStateError(
-            "the model is attached to an engine, which lets no other backward pass through it:"
-            " measure a copy, copy.deepcopy(model), with a closure that runs the copy"
-        ) from error
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
-def require_sizes(averages: object) -> tuple[int, ...]:
-    """Numbers of samples to average."""
-    if not isinstance(averages, Sequence):
-        raise ValueError(f"averages={averages!r} is not valid: expected integers, such as (1, 4)")
-    return tuple(require_count("averages", size, at_least=1) for size in averages)
-
-
-def _require_fitting(sizes: Sequence[int], samples: int) -> None:
-    if sizes and max(sizes) > samples:
-        raise ValueError(
-            f"averages={tuple(sizes)!r} is not valid: {samples} samples cannot be averaged"
-            f" {max(sizes)} at a time. Leave that out, or measure a larger batch"
-        )

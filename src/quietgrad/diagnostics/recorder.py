@@ -1,4 +1,4 @@
-"""Measuring in the course of a training."""
+"""Measuring in the course of a training, by `Recorder` or within an engine by `StepRecorder`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from quietgrad.diagnostics.records import (
     NOT_PRIVATE,
     Measurement,
     Record,
-    append,
-    begin,
     log_file,
     require_unused,
+    write_record,
 )
 from quietgrad.factors.base import Factor
 from quietgrad.functional import per_sample_grads
@@ -39,16 +38,7 @@ from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 
 class History:
-    """What recorders have in common: they keep what they measured.
-
-    Args:
-        path: an existing folder, or a file whose name says that it is not private; None writes
-            nothing.
-        append: whether the file may hold records already, of the run that goes on.
-
-    Raises:
-        FileExistsError: it does, and it may not.
-    """
+    """What recorders have in common: they keep what they measured, in a file if there is a path."""
 
     def __init__(self, path: str | Path | None, *, append: bool = False) -> None:
         self._path = None if path is None else log_file(path)
@@ -70,94 +60,11 @@ class History:
     def _append(self, record: Record) -> None:
         self._history.append(record)
         if self._path is not None:
-            write = append if self._is_begun else begin
-            write(self._path, record)
+            write_record(self._path, record, is_first=not self._is_begun)
             self._is_begun = True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self._history)} measurements, {NOT_PRIVATE}>"
-
-
-class NoiseOverSteps:
-    """The sampling noise g_i - g of a few samples at the last steps, g being their mean.
-
-    It holds one gradient per sample and step.
-
-    Args:
-        window: how many steps are kept.
-    """
-
-    def __init__(self, window: int) -> None:
-        self.window = require_count("window", window, at_least=1)
-        self._noises: deque[dict[str, Tensor]] = deque(maxlen=window)
-
-    def __len__(self) -> int:
-        return len(self._noises)
-
-    def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep the noise of one step; the oldest goes if there are more than the window holds.
-
-        Args:
-            gradients: parameter name -> gradients of the samples, the same ones every time.
-
-        Raises:
-            TooFewSamplesError: there is only one sample.
-            ValueError: there are more or fewer than before.
-        """
-        count = _count(gradients)
-        if count < 2:
-            raise TooFewSamplesError(count, "probe")
-        if self._noises and count != _count(self._noises[-1]):
-            raise ValueError(
-                f"{count} probes, but {_count(self._noises[-1])} before: expected the same samples"
-                " in every step"
-            )
-        self._noises.append({name: each - each.mean(0) for name, each in gradients.items()})
-
-    def correlation(self, window: int | None = None) -> tuple[float, ...]:
-        """For K = 1 .. `window`, |mean of K successive noises| over |one noise|, both on average.
-
-        Averages are over the samples, and over all places of K steps within the last `window`. It
-        stays at 1 for noise that never changes, and falls as 1/sqrt(K) for independent noise.
-
-        Args:
-            window: how many of the last steps to look at; all that are kept by default.
-
-        Raises:
-            ValueError: there are not so many.
-        """
-        steps = len(self) if window is None else require_count("window", window, at_least=1)
-        if not 1 <= steps <= len(self):
-            raise ValueError(
-                f"window={window!r} is not valid: {len(self)} steps are kept (of at most"
-                f" {self.window}). Record more steps, or ask for fewer"
-            )
-        products = self._products(steps)
-        lengths = [_mean_length(products, run) for run in range(1, steps + 1)]
-        return tuple(length / lengths[0] if lengths[0] else 0.0 for length in lengths)
-
-    def _products(self, steps: int) -> Tensor:
-        """Inner products of each sample's noises at all pairs of steps, ``[B, steps, steps]``."""
-        noises = list(self._noises)[-steps:]
-        total = torch.zeros(_count(noises[0]), steps, steps, dtype=torch.float64)
-        for name in noises[0]:
-            by_sample = torch.stack([noise[name].flatten(1) for noise in noises], 1).double()
-            total += (by_sample @ by_sample.mT).cpu()
-        return total
-
-
-def _mean_length(products: Tensor, run: int) -> float:
-    """Of the means of `run` successive noises."""
-    last = products.shape[1] - run
-    squares = [
-        products[:, start : start + run, start : start + run].sum((1, 2)) / run**2
-        for start in range(last + 1)
-    ]
-    return torch.stack(squares).clamp_min(0).sqrt().mean().item()
-
-
-def _count(gradients: Mapping[str, Tensor]) -> int:
-    return len(next(iter(gradients.values())))
 
 
 class Recorder(History):
@@ -230,11 +137,22 @@ class Recorder(History):
         """
         number, self._next = self._next, self._next + 1
         if self._probes is not None:
-            self._follow(self._probes)
+            with without_a_trace(self._model):
+                first = not len(self._noise)
+                gradients = per_sample_grads(self._model, self._probes, verify=first)
+            self._noise.add(gradients)
         if number < self._due:
             return None
         try:
-            gathered = self._gathered(closure)
+            gathered = gather(
+                self._model,
+                closure,
+                clipping=self._clipping,
+                grouping=self._grouping,
+                radius=self._radius,
+                memory_budget=self._budget,
+                verify=not self._history,
+            )
             measurement = summary(gathered, self._sizes)
         except TooFewSamplesError:  # batches are of random sizes: no reason to end a training
             return None
@@ -259,22 +177,6 @@ class Recorder(History):
         if self._probes is None:
             raise ValueError("there are no probes to follow: give probes= to the Recorder")
         return self._noise.correlation(window)
-
-    def _follow(self, probes: Callable[[], Tensor]) -> None:
-        with without_a_trace(self._model):
-            gradients = per_sample_grads(self._model, probes, verify=not len(self._noise))
-        self._noise.add(gradients)
-
-    def _gathered(self, closure: Callable[[], Tensor]) -> Gatherer:
-        return gather(
-            self._model,
-            closure,
-            clipping=self._clipping,
-            grouping=self._grouping,
-            radius=self._radius,
-            memory_budget=self._budget,
-            verify=not self._history,
-        )
 
 
 class StepRecorder(History):
@@ -314,13 +216,7 @@ class StepRecorder(History):
     def watch(
         self, step: int, reducer: ClippedReducer, samples: int
     ) -> tuple[Sink, Callable[[], None]]:
-        """Where the factors of a micro-batch go, and what to call when all of them have come.
-
-        Args:
-            step: the number of the step, from 0.
-            reducer: receives the factors in any case.
-            samples: in the micro-batch.
-        """
+        """Where the factors of a micro-batch go, and what to call when all of them have come."""
         is_known = bool(self._history) and self._history[-1].step >= step
         if step % self._every or is_known or samples < 2:
             return reducer, lambda: None
@@ -335,12 +231,7 @@ class StepRecorder(History):
 
 
 class SinkPair:
-    """A sink that hands every factor to two others.
-
-    Args:
-        first: gets it first.
-        second: gets it then.
-    """
+    """A sink that hands every factor to two others, one after the other."""
 
     def __init__(self, first: Sink, second: Sink) -> None:
         self._first, self._second = first, second
@@ -349,3 +240,67 @@ class SinkPair:
         """Hand it on."""
         self._first.parameter_done(name, factor)
         self._second.parameter_done(name, factor)
+
+
+class NoiseOverSteps:
+    """The sampling noise g_i - g of a few samples at the last steps, g being their mean.
+
+    It holds one gradient per sample and step.
+
+    Args:
+        window: how many steps are kept.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.window = require_count("window", window, at_least=1)
+        self._noises: deque[dict[str, Tensor]] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._noises)
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep the noise of one step, of the same samples every time, and drop the oldest."""
+        count = _count(gradients)
+        if count < 2:
+            raise TooFewSamplesError(count, "probe")
+        if self._noises and count != _count(self._noises[-1]):
+            raise ValueError(
+                f"{count} probes, but {_count(self._noises[-1])} before: expected the same samples"
+                " in every step"
+            )
+        self._noises.append({name: each - each.mean(0) for name, each in gradients.items()})
+
+    def correlation(self, window: int | None = None) -> tuple[float, ...]:
+        """As `Recorder.correlation`."""
+        steps = len(self) if window is None else require_count("window", window, at_least=1)
+        if not 1 <= steps <= len(self):
+            raise ValueError(
+                f"window={window!r} is not valid: {len(self)} steps are kept (of at most"
+                f" {self.window}). Record more steps, or ask for fewer"
+            )
+        products = self._products(steps)
+        lengths = [_mean_length(products, run) for run in range(1, steps + 1)]
+        return tuple(length / lengths[0] if lengths[0] else 0.0 for length in lengths)
+
+    def _products(self, steps: int) -> Tensor:
+        """Inner products of each sample's noises at all pairs of steps, ``[B, steps, steps]``."""
+        noises = list(self._noises)[-steps:]
+        total = torch.zeros(_count(noises[0]), steps, steps, dtype=torch.float64)
+        for name in noises[0]:
+            by_sample = torch.stack([noise[name].flatten(1) for noise in noises], 1).double()
+            total += (by_sample @ by_sample.mT).cpu()
+        return total
+
+
+def _mean_length(products: Tensor, run: int) -> float:
+    """Of the means of `run` successive noises."""
+    last = products.shape[1] - run
+    squares = [
+        products[:, start : start + run, start : start + run].sum((1, 2)) / run**2
+        for start in range(last + 1)
+    ]
+    return torch.stack(squares).clamp_min(0).sqrt().mean().item()
+
+
+def _count(gradients: Mapping[str, Tensor]) -> int:
+    return len(next(iter(gradients.values())))

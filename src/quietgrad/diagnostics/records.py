@@ -108,16 +108,20 @@ class Measurement:
         )
 
     def __str__(self) -> str:
+
+        def number(value: float | None) -> str:
+            return "undefined" if value is None else f"{value:.4g}"
+
         norms, cosines = self.norms, self.cosines
         shown = {
             "samples": f"{self.samples} (and {self.nonfinite} that are not finite)",
             "norms": f"{norms.q50:.4g} (5 to 95 %: {norms.q05:.4g} to {norms.q95:.4g})",
             "|mean gradient|": f"{self.mean_gradient_norm:.4g}",
             "sampling noise": f"{self.sampling_noise:.4g}",
-            "its root / |mean|": _in_words(self.relative_noise),
+            "its root / |mean|": number(self.relative_noise),
             "clipped": f"{self.clipped_share:.1%}",
-            "cosine of samples": _in_words(None if cosines is None else cosines.mean),
-            "cosine of clipped": _in_words(self.clipped_cosine),
+            "cosine of samples": number(None if cosines is None else cosines.mean),
+            "cosine of clipped": number(self.clipped_cosine),
         }
         return "\n".join([NOT_PRIVATE, *(f"{name:18}{value}" for name, value in shown.items())])
 
@@ -148,10 +152,6 @@ class Record:
         fields = dict(data)
         step, radii = fields.pop("step"), fields.pop("radii", {})
         return Record(step, Measurement.from_dict(fields), radii)
-
-
-def _in_words(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4g}"
 
 
 FILE_NAME = "diagnostics.NOT-PRIVATE.jsonl"
@@ -185,24 +185,15 @@ def require_unused(path: Path) -> None:
         )
 
 
-def begin(path: Path, record: Record) -> None:
-    """Write the first line of a new file."""
+def write_record(path: Path, record: Record, *, is_first: bool) -> None:
+    """Add a line to a file: the first one to a file that is new."""
+    line = json.dumps(record.to_dict(), allow_nan=False) + "\n"
     try:
-        _write(path, "x", record)
-    except FileExistsError:  # since the recorder was made
+        with path.open("x" if is_first else "a", encoding="utf-8") as stream:
+            stream.write(line)
+    except FileExistsError:  # made by another since the recorder was
         require_unused(path)
         raise
-
-
-def append(path: Path, record: Record) -> None:
-    """Add a line to a file, which is made if it is not there."""
-    _write(path, "a", record)
-
-
-def _write(path: Path, mode: str, record: Record) -> None:
-    line = json.dumps(record.to_dict(), allow_nan=False) + "\n"
-    with path.open(mode, encoding="utf-8") as stream:
-        stream.write(line)
 
 
 def read_history(path: str | Path) -> tuple[Record, ...]:
@@ -218,15 +209,14 @@ def read_history(path: str | Path) -> tuple[Record, ...]:
     """
     path = log_file(path)
     lines = path.read_text(encoding="utf-8").splitlines()
-    records = (_record(line, f"{path}, line {place}") for place, line in enumerate(lines, start=1))
-    latest = {record.step: record for record in records}
+    latest: dict[int, Record] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = Record.from_dict(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is not a record of diagnostics ({error}): remove it, or"
+                " give another file"
+            ) from error
+        latest[record.step] = record
     return tuple(latest[step] for step in sorted(latest))
-
-
-def _record(line: str, where: str) -> Record:
-    try:
-        return Record.from_dict(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{where} is not a record of diagnostics ({error}): remove it, or give another file"
-        ) from error

@@ -1,4 +1,7 @@
-"""A captured backward pass, with every parameter's gradients kept factored."""
+"""The checks: of the model by itself, and of the gradients that the library captures of it.
+
+The first line of a check's docstring is what a report says if it finds nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietgrad.capture.refusals import check_losses
@@ -23,90 +26,16 @@ from quietgrad.inspection.subject import Subject, asked_once
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator
 
-
-@dataclass(frozen=True)
-class Captured:
-    """What the library makes of the subject.
-
-    Attributes:
-        factors: parameter name -> gradients of all samples.
-        operations: parameter name -> the operations that use it, with their modules.
-    """
-
-    factors: dict[str, Factor]
-    operations: dict[str, tuple[str, ...]]
-
-    def gradient(self, name: str, sample: int, like: Tensor) -> Tensor:
-        """One sample's gradient of one parameter; zero if no sample used it."""
-        if name not in self.factors:
-            return like.new_zeros(like.shape)
-        return self.factors[name].select(slice(sample, sample + 1)).materialize()[0]
-
-
-def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> Captured:
-    """Run the subject as the engine does.
-
-    Args:
-        subject: what to run.
-        places: the samples to run it on.
-        verify: also verify that they are independent, as an engine does in its first steps.
-
-    Raises:
-        QuietgradError: it cannot be trained as it is.
-    """
-    model = subject.fresh_model()
-    sink = _Keep({})
-    session = Capture(model, thorough=verify)
-    batch = subject.select(subject.batch, list(places))
-    try:
-        with subject.mode.running(places, noting=False):
-            session.begin(len(places), verify=verify)
-            losses = subject.loss_fn(model, batch)
-            operations = session.operations()
-            session.backward(losses, sink)
-    finally:
-        session.detach()
-    return Captured(sink.factors, operations)
-
-
-def clipped_sum(subject: Subject, captured: Captured, samples: int) -> dict[str, Tensor]:
-    """The sum of clipped gradients, as it would be noised and released."""
-    evaluator = Evaluator(subject.strategy)
-    reducer = ClippedReducer(subject.groups, subject.clipping, evaluator, samples)
-    for name, factor in captured.factors.items():
-        reducer.parameter_done(name, factor)
-    reducer.finish()
-    return reducer.grads
-
-
-def coverage(subject: Subject, captured: Captured) -> tuple[Coverage, ...]:
-    """How each trainable parameter's gradients are computed."""
-    return tuple(
-        Coverage(
-            parameter=name,
-            shape=tuple(parameter.shape),
-            operations=captured.operations.get(name, ()),
-            strategy=_strategy(subject, captured.factors.get(name)),
-        )
-        for name, parameter in _trainable(subject.original)
-    )
-
-
-def _strategy(subject: Subject, factor: Factor | None) -> str | None:
-    return None if factor is None else Evaluator(subject.strategy).choice(factor)
-
-
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-@dataclass(frozen=True)
-class _Keep:
-    factors: dict[str, Factor]
-
-    def parameter_done(self, name: str, factor: Factor) -> None:
-        """Keep it for as long as there are questions."""
-        self.factors[name] = factor
+_ROUNDING = 1e-3
+_TRANSFORMERS = (
+    "If it is outputs.loss of a model that computes its own (transformers): call the model without "
+    "labels and compute the loss from .logits."
+)
+_NO_TRACKING = "Build it with track_running_stats=False, its default: it does not need them."
+_KEEP_FIXED = (
+    "Keep it fixed: call .eval() on that module after model.train(), or replace it by one that "
+    "keeps nothing, such as GroupNorm or LayerNorm."
+)
 
 
 def mode(subject: Subject) -> Iterator[Finding]:
@@ -128,7 +57,8 @@ def loss(subject: Subject) -> Iterator[Finding]:
     try:
         check_losses(losses, subject.count)
     except LossError as error:
-        yield fault("loss", str(error), _remedy_for_loss(losses))
+        is_mean = isinstance(losses, Tensor) and not losses.ndim
+        yield fault("loss", str(error), _TRANSFORMERS if is_mean else "")
         return
     if not losses.isfinite().any():
         yield fault(
@@ -146,26 +76,20 @@ def loss(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _remedy_for_loss(losses: Any) -> str:
-    if isinstance(losses, Tensor) and not losses.ndim:
-        return (
-            "If it is outputs.loss of a model that computes its own (transformers): call the model "
-            "without labels and compute the loss from .logits."
-        )
-    return ""
-
-
 def buffers(subject: Subject) -> Iterator[Finding]:
     """No buffer is updated from raw data in training."""
-    kept, held = _what_is_kept(subject), dict(subject.original.named_buffers())
+    model, kept = subject.original, _what_is_kept(subject)
+    held = dict(model.named_buffers())
     leaking = [name for name in kept.data if name in held]
-    for where, names in _by_owner(subject, leaking):
+    for where, group in groupby(sorted(leaking), key=lambda name: owner(model, name)):
+        names = list(group)
         listed = ", ".join(f"'{name}'" for name in names)
+        module = model.get_submodule(names[0].rpartition(".")[0])
         yield fault(
             "buffers",
             f"{listed} of {where}: updated from raw data in a training forward, and would leave "
             "with the model, without noise.",
-            _remedy_for_state(_owner_of(subject, names[0])),
+            _NO_TRACKING if isinstance(module, _InstanceNorm) else _KEEP_FIXED,
         )
     if counters := [name for name in kept.counters if name in held and not leaking]:
         listed = ", ".join(f"'{name}'" for name in counters[:5])
@@ -191,24 +115,6 @@ def memory(subject: Subject) -> Iterator[Finding]:
             "remembers them (a cache, a queue, running statistics).",
             "Compute everything from the batch at hand, or from public data.",
         )
-
-
-def _remedy_for_state(module: nn.Module) -> str:
-    if isinstance(module, _InstanceNorm):
-        return "Build it with track_running_stats=False, its default: it does not need them."
-    return (
-        "Keep it fixed: call .eval() on that module after model.train(), or replace it by one that "
-        "keeps nothing, such as GroupNorm or LayerNorm."
-    )
-
-
-def _owner_of(subject: Subject, buffer: str) -> nn.Module:
-    return subject.original.get_submodule(buffer.rpartition(".")[0])
-
-
-def _by_owner(subject: Subject, names: list[str]) -> Iterator[tuple[str, list[str]]]:
-    for where, group in groupby(sorted(names), key=lambda name: owner(subject.original, name)):
-        yield where, list(group)
 
 
 @dataclass(frozen=True)
@@ -239,7 +145,10 @@ def _what_is_kept(subject: Subject) -> _Kept:
     ]
     data = tuple(name for name in touched if not same(one.get(name), other.get(name)))
     counters = tuple(name for name in touched if name not in data)
-    return _Kept(data, counters, _differ(subject, losses, other_losses))
+    # Where these are no losses, another check says so.
+    comparable = isinstance(losses, Tensor) and isinstance(other_losses, Tensor)
+    same_losses = subject.tolerance.same_shape.agree
+    return _Kept(data, counters, comparable and not same_losses(losses, other_losses))
 
 
 @torch.no_grad()
@@ -249,13 +158,72 @@ def _after(subject: Subject, places: list[int]) -> tuple[Held, Any]:
     return held_by(model), subject.losses(model, subject.everyone)
 
 
-def _differ(subject: Subject, one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return False  # another check says that these are no losses
-    return not subject.tolerance.same_shape.agree(one, other)
+@dataclass(frozen=True)
+class Captured:
+    """What the library makes of the subject.
+
+    Attributes:
+        factors: parameter name -> gradients of all samples.
+        operations: parameter name -> the operations that use it, with their modules.
+    """
+
+    factors: dict[str, Factor]
+    operations: dict[str, tuple[str, ...]]
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """Keep a parameter's gradients, as the sink of a backward pass."""
+        self.factors[name] = factor
+
+    def gradient(self, name: str, sample: int, like: Tensor) -> Tensor:
+        """One sample's gradient of one parameter; zero if no sample used it."""
+        if name not in self.factors:
+            return like.new_zeros(like.shape)
+        return self.factors[name].select(slice(sample, sample + 1)).materialize()[0]
 
 
-_ROUNDING = 1e-3
+def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> Captured:
+    """Run the subject on some samples as the engine does; QuietgradError if it cannot be trained.
+
+    With ``verify`` it also verifies that they are independent, as in the engine's first steps.
+    """
+    model = subject.fresh_model()
+    captured = Captured({}, {})
+    session = Capture(model, thorough=verify)
+    batch = subject.select(subject.batch, list(places))
+    try:
+        with subject.mode.running(places, noting=False):
+            session.begin(len(places), verify=verify)
+            losses = subject.loss_fn(model, batch)
+            captured.operations.update(session.operations())
+            session.backward(losses, captured)
+    finally:
+        session.detach()
+    return captured
+
+
+def clipped_sum(subject: Subject, captured: Captured, samples: int) -> dict[str, Tensor]:
+    """The sum of clipped gradients, as it would be noised and released."""
+    evaluator = Evaluator(subject.strategy)
+    reducer = ClippedReducer(subject.groups, subject.clipping, evaluator, samples)
+    for name, factor in captured.factors.items():
+        reducer.parameter_done(name, factor)
+    reducer.finish()
+    return reducer.grads
+
+
+def coverage(subject: Subject, captured: Captured) -> tuple[Coverage, ...]:
+    """How each trainable parameter's gradients are computed."""
+    evaluator = Evaluator(subject.strategy)
+    return tuple(
+        Coverage(
+            parameter=name,
+            shape=tuple(parameter.shape),
+            operations=captured.operations.get(name, ()),
+            strategy=evaluator.choice(captured.factors[name]) if name in captured.factors else None,
+        )
+        for name, parameter in subject.original.named_parameters()
+        if parameter.requires_grad
+    )
 
 
 def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
@@ -271,14 +239,28 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
         except QuietgradError:
             raise
         except (RuntimeError, ValueError) as error:
-            yield _not_alone(place, error)
+            yield fault(
+                "exactness",
+                f"sample {place} does not run in a batch of its own ({type(error).__name__}: "
+                f"{error}), although all samples together do.",
+                "Batches are drawn at random and may hold one sample. A normalization over one "
+                "value (of a GroupNorm with as many groups as channels, on a map of one pixel) "
+                "makes all samples alike, and torch refuses it: use fewer groups.",
+            )
             return
         alone = subject.gradients(losses, model)
         together = {name: captured.gradient(name, place, g) for name, g in alone.items()}
         silent &= not any(bool(gradient.any()) for gradient in alone.values())
         name = subject.tolerance.first_difference(together, alone)
         if name is not None:
-            yield _another_gradient(place, name, together[name], alone[name])
+            norms = [float(found[name].norm()) for found in (together, alone)]
+            yield fault(
+                "exactness",
+                f"the gradient of sample {place} for parameter '{name}' is another in a batch "
+                f"(norm {norms[0]:.6g}) than alone (norm {norms[1]:.6g}).",
+                "Its loss is scaled by, or computed with, something of the whole batch. Compute "
+                "each sample's loss from that sample alone.",
+            )
             return
     if silent:
         yield Finding(
@@ -289,27 +271,6 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
         )
 
 
-def _not_alone(place: int, error: Exception) -> Finding:
-    return fault(
-        "exactness",
-        f"sample {place} does not run in a batch of its own ({type(error).__name__}: {error}), "
-        "although all samples together do.",
-        "Batches are drawn at random and may hold one sample. A normalization over one value (of a "
-        "GroupNorm with as many groups as channels, on a map of one pixel) makes all samples "
-        "alike, and torch refuses it: use fewer groups.",
-    )
-
-
-def _another_gradient(place: int, name: str, together: Tensor, alone: Tensor) -> Finding:
-    return fault(
-        "exactness",
-        f"the gradient of sample {place} for parameter '{name}' is another in a batch "
-        f"(norm {float(together.norm()):.6g}) than alone (norm {float(alone.norm()):.6g}).",
-        "Its loss is scaled by, or computed with, something of the whole batch. Compute "
-        "each sample's loss from that sample alone.",
-    )
-
-
 def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
     """On these samples the sum changes by at most its sensitivity if one is left out."""
     if subject.mode.unaligned:
@@ -318,7 +279,11 @@ def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
     whole = clipped_sum(subject, captured, len(subject.captured))
     bound = sensitivity(subject.groups, subject.clipping)
     *others, last = subject.captured
-    change = _distance(whole, clipped_sum(subject, _captured_again(subject, others), len(others)))
+    try:
+        again = capture(subject, others, verify=False)
+    except SampleMixingError:  # only probes can tell whose rows a recomputed operation has
+        again = capture(subject, others)
+    change = _distance(whole, clipped_sum(subject, again, len(others)))
     if not change <= bound * (1 + _ROUNDING):
         yield fault(
             "sensitivity",
@@ -326,14 +291,6 @@ def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
             f"{bound:.6g}.",
             "Samples are not independent of each other; see the other findings.",
         )
-
-
-def _captured_again(subject: Subject, places: list[int]) -> Captured:
-    """Quickly; in full where only probes can tell whose rows a recomputed operation has."""
-    try:
-        return capture(subject, places, verify=False)
-    except SampleMixingError:
-        return capture(subject, places)
 
 
 def unused(subject: Subject, captured: Captured) -> Iterator[Finding]:
@@ -378,5 +335,3 @@ CAPTURED: dict[str, Callable[[Subject, Captured], Iterator[Finding]]] = {
 
 NEED_LOSSES = frozenset({"variety", "independence"})
 """Those that can only be asked if there is one loss per sample."""
-
-__all__ = ["CAPTURED", "NEED_LOSSES", "PLAIN"]

@@ -93,7 +93,13 @@ def _with_these_draws(subject: Subject) -> Finding | None:
         except (RuntimeError, ValueError, IndexError) as error:
             if len(change.after) == subject.count:
                 raise
-            return _not_with_fewer(change, error)
+            return fault(
+                "loss",
+                f"{change}, the loss function does not run ({type(error).__name__}: {error}), "
+                "although it does for all samples together.",
+                "Batches are drawn at random and are of any size. Compute each sample's loss from "
+                "that sample alone.",
+            )
         was, now = change.rows
         fits = len(after) == len(change.after)
         if not fits or not change.tolerance(subject).agree(after[now], losses[was]):
@@ -102,33 +108,33 @@ def _with_these_draws(subject: Subject) -> Finding | None:
 
 
 @dataclass(frozen=True)
-class _Change:
+class SampleChange:
     """Some samples of the batch are replaced or removed.
 
     Attributes:
         places: of those samples.
         after: the places of the samples that are run instead of everyone.
         rows: of all other samples, the rows they had and the rows they have now.
-        word: what was done.
+        done: "replaced" or "removed".
     """
 
     places: list[int]
     after: list[int]
     rows: tuple[list[int], list[int]]
-    word: str
+    done: str
 
     @staticmethod
-    def replacing(subject: Subject, stand_ins: Mapping[int, int]) -> _Change:
+    def replacing(subject: Subject, stand_ins: Mapping[int, int]) -> SampleChange:
         """Copies of other samples take their places."""
         after = [stand_ins.get(each, each) for each in subject.everyone]
         others = [each for each in subject.everyone if each not in stand_ins]
-        return _Change(sorted(stand_ins), after, (others, others), "replaced")
+        return SampleChange(sorted(stand_ins), after, (others, others), "replaced")
 
     @staticmethod
-    def removing(subject: Subject, places: Sequence[int]) -> _Change:
+    def removing(subject: Subject, places: Sequence[int]) -> SampleChange:
         """There are fewer samples."""
         others = [each for each in subject.everyone if each not in places]
-        return _Change(sorted(places), others, (others, list(range(len(others)))), "removed")
+        return SampleChange(sorted(places), others, (others, list(range(len(others)))), "removed")
 
     def tolerance(self, subject: Subject) -> Tolerance:
         """Kernels may round differently for a batch of another size."""
@@ -138,10 +144,10 @@ class _Change:
     def __str__(self) -> str:
         many = len(self.places) > 1
         numbers = f"samples {listed(self.places)} are" if many else f"sample {self.places[0]} is"
-        return f"when {numbers} {self.word}"
+        return f"when {numbers} {self.done}"
 
 
-def _changes(subject: Subject) -> Iterator[_Change]:
+def _changes(subject: Subject) -> Iterator[SampleChange]:
     """Every sample is replaced by one of another label, wherever there is one, and is a stand-in.
 
     One at a time, or in as many groups as there may be runs. Then half of the samples, in turns
@@ -157,17 +163,17 @@ def _changes(subject: Subject) -> Iterator[_Change]:
     size = -(-subject.count // _MOST_RUNS)
     for start in range(0, subject.count, size):
         some = order[start : start + size]
-        yield _Change.replacing(subject, {place: stand_ins[place] for place in some})
+        yield SampleChange.replacing(subject, {place: stand_ins[place] for place in some})
     halves = list(_halves(subject.count))
     for half in halves:
         other = min(set(subject.everyone) - set(half))
-        yield _Change.replacing(subject, dict.fromkeys(half, other))
+        yield SampleChange.replacing(subject, dict.fromkeys(half, other))
     if subject.mode.unaligned:
         return  # a batch of another size draws otherwise
-    yield _Change.removing(subject, subject.everyone[-1:])
+    yield SampleChange.removing(subject, subject.everyone[-1:])
     for half in halves:
         if subject.count - len(half) > 1:  # of one sample alone, exactness knows more
-            yield _Change.removing(subject, half)
+            yield SampleChange.removing(subject, half)
 
 
 def _halves(count: int) -> Iterator[list[int]]:
@@ -177,17 +183,7 @@ def _halves(count: int) -> Iterator[list[int]]:
             yield [place for place in range(count) if place >> bit & 1 == digit]
 
 
-def _not_with_fewer(change: _Change, error: Exception) -> Finding:
-    return fault(
-        "loss",
-        f"{change}, the loss function does not run ({type(error).__name__}: {error}), although it "
-        "does for all samples together.",
-        "Batches are drawn at random and are of any size. Compute each sample's loss from that "
-        "sample alone.",
-    )
-
-
-def _mixed(subject: Subject, change: _Change) -> Finding:
+def _mixed(subject: Subject, change: SampleChange) -> Finding:
     found = f"{change}, the losses of other samples change"
     where = _mixing_module(subject, change)
     if where is None:
@@ -199,56 +195,53 @@ def _mixed(subject: Subject, change: _Change) -> Finding:
             "that is as long as it (class weights, say), say with select= how it is cut.",
         )
     module = subject.original.get_submodule(where)
-    return fault(
-        "independence",
-        f"{found}: samples meet in {named(where, module)}.",
-        _remedy_for(module),
-    )
-
-
-def _remedy_for(module: nn.Module) -> str:
-    if isinstance(module, _BatchNorm):
-        return (
-            "It normalises with statistics of the whole batch. Replace it by GroupNorm or "
-            "LayerNorm, or keep its statistics fixed by calling .eval() on it after model.train()."
-        )
-    return (
+    remedy = (
         "Something in its forward is computed over the batch (a mean, a sort, a softmax over "
         "dimension 0, a division by its size, a cache). Compute it per sample, or from public data."
     )
+    if isinstance(module, _BatchNorm):
+        remedy = (
+            "It normalises with statistics of the whole batch. Replace it by GroupNorm or "
+            "LayerNorm, or keep its statistics fixed by calling .eval() on it after model.train()."
+        )
+    return fault("independence", f"{found}: samples meet in {named(where, module)}.", remedy)
 
 
-@dataclass(frozen=True)
-class _Visit:
-    """One run of one module."""
-
-    path: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
+Visit = tuple[str, list[Tensor], list[Tensor]]
+"""One run of one module: its path, what it got and what it gave."""
 
 
-def _mixing_module(subject: Subject, change: _Change) -> str | None:
+def _mixing_module(subject: Subject, change: SampleChange) -> str | None:
     """The path of the module in which others' rows change too; None if in none.
 
     Modules are asked in the order in which they finish, so the innermost is named.
     """
     before, after = _visits(subject, subject.everyone), _visits(subject, change.after)
-    for one, other in zip(before, after, strict=False):
-        if one.path != other.path:
+
+    def agree(some: list[Tensor], others: list[Tensor]) -> bool:
+        pairs = zip(some, others, strict=False)
+        return all(_same_rows(one, other, change, subject) for one, other in pairs)
+
+    for (path, *one), (other_path, *other) in zip(before, after, strict=False):
+        if path != other_path:
             return None
-        inputs = _rows_agree(one.inputs, other.inputs, change, subject)
-        if inputs and not _rows_agree(one.outputs, other.outputs, change, subject):
-            return one.path
+        inputs, outputs = map(agree, one, other)
+        if inputs and not outputs:
+            return path
     return None
 
 
-def _visits(subject: Subject, places: Sequence[int]) -> list[_Visit]:
+def _visits(subject: Subject, places: Sequence[int]) -> list[Visit]:
     model = subject.fresh_model()
-    visits: list[_Visit] = []
+    visits: list[Visit] = []
 
     def watch(path: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            visits.append(_Visit(path, _values((args, kwargs)), _values(output)))
+            inputs, outputs = (
+                [tensor.detach().clone() for tensor in tensors_in(tree)]
+                for tree in ((args, kwargs), output)
+            )
+            visits.append((path, inputs, outputs))
 
         return hook
 
@@ -263,22 +256,16 @@ def _visits(subject: Subject, places: Sequence[int]) -> list[_Visit]:
     return visits
 
 
-def _values(tree: Any) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors_in(tree)]
-
-
-def _rows_agree(
-    some: list[Tensor], others: list[Tensor], change: _Change, subject: Subject
-) -> bool:
-    pairs = list(zip(some, others, strict=False))
-    return all(_same_rows(one, other, change, subject) for one, other in pairs)
-
-
-def _same_rows(one: Tensor, other: Tensor, change: _Change, subject: Subject) -> bool:
+def _same_rows(one: Tensor, other: Tensor, change: SampleChange, subject: Subject) -> bool:
     """Whether there is a way to read the tensors in which those samples' rows are the same."""
     count, now = subject.count, len(change.after)
-    dims = [d for d, size in enumerate(one.shape) if size and size % count == 0]
-    fitting = [d for d in dims if other.shape == _resized(one.shape, d, count, now)]
+    fitting = [
+        dim
+        for dim, size in enumerate(one.shape)
+        if size
+        and size % count == 0
+        and other.shape == (*one.shape[:dim], size // count * now, *one.shape[dim + 1 :])
+    ]
     if not fitting:
         return one.shape == other.shape  # no samples in it
     for dim in fitting:
@@ -287,7 +274,3 @@ def _same_rows(one: Tensor, other: Tensor, change: _Change, subject: Subject) ->
         if change.tolerance(subject).agree(left, right):
             return True
     return False
-
-
-def _resized(shape: torch.Size, dim: int, count: int, now: int) -> torch.Size:
-    return torch.Size([*shape[:dim], shape[dim] // count * now, *shape[dim + 1 :]])

@@ -31,7 +31,7 @@ from quietgrad.inspection.subject import (
 )
 from quietgrad.strategies import Evaluator, Strategy
 
-_HOW_IT_WAS_CUT = (
+_CUT_BY_ROWS = (
     "The batch was cut into samples by rows of all that is as long as it. If that cut something "
     "else, such as class weights, pass select= to quietgrad.check."
 )
@@ -113,7 +113,7 @@ def check(
         findings, covered = _asked(subject, on_check)
     except Exception as error:
         if select is None:
-            error.add_note(_HOW_IT_WAS_CUT)
+            error.add_note(_CUT_BY_ROWS)
         raise
     return Report(kept, tuple(findings), covered, time.perf_counter() - started)
 
@@ -154,7 +154,8 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
 def _answer(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) -> list[Finding]:
     """What a check finds. Being refused by the library is an answer, too."""
     try:
-        return list(ask(*about)) or [Finding(name, Severity.OK, _what_holds(ask))]
+        holds = (ask.__doc__ or "").partition("\n")[0]
+        return list(ask(*about)) or [Finding(name, Severity.OK, holds)]
     except QuietgradError as error:
         return [Finding(name, Severity.FAULT, str(error))]
 
@@ -165,14 +166,5 @@ def _without_losses(name: str) -> Finding:
 
 def _randomness(subject: Subject) -> Finding:
     names = ", ".join(sorted(subject.mode.randomness))
-    if not names:
-        return Finding("randomness", Severity.OK, "none was drawn.")
-    return Finding(
-        "randomness",
-        Severity.OK,
-        f"{names}: switched off or made repeatable for these comparisons, not in training.",
-    )
-
-
-def _what_holds(ask: Callable[..., object]) -> str:
-    return (ask.__doc__ or "").partition("\n")[0]
+    what = f"{names}: switched off or made repeatable for these comparisons, not in training."
+    return Finding("randomness", Severity.OK, what if names else "none was drawn.")

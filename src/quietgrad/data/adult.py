@@ -26,34 +26,27 @@ LARGEST: Mapping[str, float] = {
 }
 LOGARITHMIC = ("fnlwgt", "capital-gain", "capital-loss")
 
+_CATEGORIES = {
+    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay"
+    " Never-worked ?",
+    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th"
+    " 12th Masters 1st-4th 10th Doctorate 5th-6th Preschool",
+    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed"
+    " Married-spouse-absent Married-AF-spouse",
+    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty"
+    " Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving"
+    " Priv-house-serv Protective-serv Armed-Forces ?",
+    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+    "sex": "Female Male",
+    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany"
+    " Outlying-US(Guam-USVI-etc) India Japan Greece South China Cuba Iran Honduras Philippines"
+    " Italy Poland Jamaica Vietnam Mexico Portugal Ireland France Dominican-Republic Laos Ecuador"
+    " Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador"
+    " Trinadad&Tobago Peru Hong Holand-Netherlands ?",
+}
 CATEGORIES: Mapping[str, tuple[str, ...]] = {
-    "workclass": tuple(
-        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
-        "Never-worked ?".split()
-    ),
-    "education": tuple(
-        "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
-        "Masters 1st-4th 10th Doctorate 5th-6th Preschool".split()
-    ),
-    "marital-status": tuple(
-        "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
-        "Married-AF-spouse".split()
-    ),
-    "occupation": tuple(
-        "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
-        "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
-        "Priv-house-serv Protective-serv Armed-Forces ?".split()
-    ),
-    "relationship": tuple("Wife Own-child Husband Not-in-family Other-relative Unmarried".split()),
-    "race": tuple("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black".split()),
-    "sex": ("Female", "Male"),
-    "native-country": tuple(
-        "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) "
-        "India Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica "
-        "Vietnam Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti "
-        "Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador "
-        "Trinadad&Tobago Peru Hong Holand-Netherlands ?".split()
-    ),
+    name: tuple(known.split()) for name, known in _CATEGORIES.items()
 }
 
 IN_FILE_ORDER = (

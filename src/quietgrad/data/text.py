@@ -143,27 +143,16 @@ MnliTest = Literal["matched", "mismatched"]
 
 @dataclass(frozen=True)
 class GlueTask:
-    """The format of a GLUE task.
+    """The format of a GLUE task."""
 
-    Attributes:
-        folder: its name in GLUE's archive.
-        text: the column of the text; several names where files differ.
-        label: the column of the label.
-        labels: as they are written, in the order of their numbers.
-        classes: what they mean.
-        pair: the column of the second text, if there is one.
-        dev: the file with the public test labels.
-        skip_short: whether the original file has rows that end too early.
-    """
-
-    folder: str
-    text: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    classes: tuple[str, ...]
-    pair: str | None = None
-    dev: str = "dev.tsv"
-    skip_short: bool = False
+    folder: str  # its name in GLUE's archive
+    text: tuple[str, ...]  # the column of the text; several names where files differ
+    label: str  # the column of the label
+    labels: tuple[str, ...]  # as they are written, in the order of their numbers
+    classes: tuple[str, ...]  # what they mean
+    pair: str | None = None  # the column of the second text, if there is one
+    dev: str = "dev.tsv"  # the file with the public test labels
+    skip_short: bool = False  # whether the original file has rows that end too early
 
 
 SST2 = GlueTask("SST-2", ("sentence", "content"), "label", ("0", "1"), _SENTIMENTS)

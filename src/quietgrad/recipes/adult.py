@@ -19,12 +19,7 @@ def adult() -> Recipe:
         load_data=_load_data,
         build_model=lambda places: TableClassifier(_NUMBERS, _CATEGORIES),
         settings=Settings(
-            epochs=20,
-            batch_size=1000,
-            learning_rate=0.5,
-            momentum=0.9,
-            epsilon=3.0,
-            delta=1e-5,
+            epochs=20, batch_size=1000, learning_rate=0.5, momentum=0.9, epsilon=3.0, delta=1e-5
         ),
         smoke=Smoke(synthetic(_draw_rows)),
     )

@@ -41,12 +41,7 @@ def fashion_mnist_scattering() -> Recipe:
         load_data=feature_split("fashion-mnist", lambda: _scattering(28)),
         build_model=lambda places: nn.Linear(size, 10),
         settings=Settings(
-            epochs=40,
-            batch_size=8192,
-            learning_rate=1.6,
-            momentum=0.9,
-            epsilon=3.0,
-            delta=1e-5,
+            epochs=40, batch_size=8192, learning_rate=1.6, momentum=0.9, epsilon=3.0, delta=1e-5
         ),
         smoke=Smoke(synthetic_images(size)),
         references=(Reference(_TRAMER, "abadi", 3.0, 0.897, tolerance=0.002),),

@@ -65,21 +65,13 @@ def e2e() -> Recipe:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts for the model, and what people wrote.
+    """Prompts for the model, and what people wrote."""
 
-    Attributes:
-        tokens: ``[N, T]``, padded in front.
-        mask: 0 for padding.
-        references: good answers to each prompt.
-        tokenizer: of `transformers`, to decode answers with.
-        length: largest number of tokens of an answer.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    references: list[list[str]]
-    tokenizer: Any
-    length: int
+    tokens: Tensor  # ``[N, T]``, padded in front
+    mask: Tensor  # 0 for padding
+    references: list[list[str]]  # good answers to each prompt
+    tokenizer: Any  # of `transformers`, to decode answers with
+    length: int  # largest number of tokens of an answer
 
 
 class PromptedTexts(Dataset[Any]):

@@ -25,21 +25,14 @@ from quietgrad.recipes.training import (
 
 @dataclass(frozen=True)
 class Origin:
-    """Data, model and program of a trial: trials of different origin say nothing of each other.
+    """Data, model and program of a trial: trials of different origin say nothing of each other."""
 
-    Attributes:
-        smoke: synthetic data and a small model.
-        data: where the data were taken from: folders, or packages with their digests.
-        data_dir: the folder that was given for them.
-        model_dir: the folder that was given for a pretrained model.
-        quietgrad: the version.
-    """
-
-    smoke: bool = False
+    smoke: bool = False  # synthetic data and a small model
+    # Where the data were taken from: folders, or packages with their digests.
     data: tuple[str, ...] = ()
-    data_dir: str | None = None
-    model_dir: str | None = None
-    quietgrad: str = __version__
+    data_dir: str | None = None  # the folder that was given for them
+    model_dir: str | None = None  # the folder that was given for a pretrained model
+    quietgrad: str = __version__  # the version
 
     @classmethod
     def of(cls, places: Places, data: Sequence[str], *, smoke: bool) -> "Origin":
@@ -81,33 +74,19 @@ NOT_PRIVATE = "none"
 
 @dataclass(frozen=True)
 class Trial:
-    """A training that was made.
-
-    Attributes:
-        recipe: its name.
-        settings: all of its constants.
-        seed: of weights, sampling and noise.
-        is_private: or trained without clipping and noise.
-        scores: on held-out data; not finite where training diverged.
-        epsilon: spent; None without privacy.
-        noise_multiplier: of its steps; None without privacy.
-        sample_rate: expected share of the data in a step; None without privacy.
-        steps: taken.
-        seconds: they took.
-        origin: data, model and program; None where it was not kept.
-    """
+    """A training that was made. Figures of privacy are None where it was trained without."""
 
     recipe: str
     settings: Mapping[str, Any]
     seed: int
     is_private: bool
-    scores: Mapping[str, float]
+    scores: Mapping[str, float]  # on held-out data; not finite where training diverged
     epsilon: float | None
     noise_multiplier: float | None
     sample_rate: float | None
     steps: int
     seconds: float
-    origin: Origin | None = None
+    origin: Origin | None = None  # None where it was not kept
 
     @property
     def key(self) -> str:

@@ -47,70 +47,49 @@ _TASKS: dict[GlueName, tuple[str, int, int]] = {
 def sst2() -> Recipe:
     """Sentiment of sentences, all weights trained."""
     source, note = f"{AUTOMATIC_CLIPPING}, Table 2", "RoBERTa-base, 256 tokens"
-    return _glue_recipe(
-        "sst2",
-        "sst2",
-        _glue_settings(batch_size=1000, epochs=3, learning_rate=5e-4),
-        references=(Reference(source, "auto-s", 3.0, 0.9232, note=note),),
-    )
+    references = (Reference(source, "auto-s", 3.0, 0.9232, note=note),)
+    return _glue_recipe("sst2", "sst2", 1000, 3, 5e-4, references=references)
 
 
 def sst2_lora() -> Recipe:
     """Sentiment of sentences, low-rank adapters trained."""
+
+    def prepare(encoder: nn.Module) -> nn.Module:
+        return with_adapters(encoder, rank=8)
+
     return _glue_recipe(
-        "sst2-lora",
-        "sst2",
-        _glue_settings(batch_size=1000, epochs=3, learning_rate=2e-3),
-        trained="low-rank adapters",
-        prepare=lambda encoder: with_adapters(encoder, rank=8),
+        "sst2-lora", "sst2", 1000, 3, 2e-3, trained="low-rank adapters", prepare=prepare
     )
 
 
 def sst2_bias() -> Recipe:
     """Sentiment of sentences, biases trained."""
     return _glue_recipe(
-        "sst2-bias",
-        "sst2",
-        _glue_settings(batch_size=1000, epochs=3, learning_rate=5e-3),
-        trained="biases only",
-        prepare=with_biases_only,
+        "sst2-bias", "sst2", 1000, 3, 5e-3, trained="biases only", prepare=with_biases_only
     )
 
 
 def qnli() -> Recipe:
     """Whether a sentence answers a question."""
-    settings = _glue_settings(batch_size=2000, epochs=6, learning_rate=5e-4)
-    return _glue_recipe("qnli", "qnli", settings)
+    return _glue_recipe("qnli", "qnli", 2000, 6, 5e-4)
 
 
 def qqp() -> Recipe:
     """Whether two questions ask the same."""
-    settings = _glue_settings(batch_size=6000, epochs=18, learning_rate=5e-4)
-    return _glue_recipe("qqp", "qqp", settings)
+    return _glue_recipe("qqp", "qqp", 6000, 18, 5e-4)
 
 
 def mnli() -> Recipe:
     """Whether a sentence follows from another, contradicts it, or neither."""
-    settings = _glue_settings(batch_size=6000, epochs=18, learning_rate=5e-4)
-    return _glue_recipe("mnli", "mnli", settings)
-
-
-def _glue_settings(*, batch_size: int, epochs: int, learning_rate: float) -> Settings:
-    return Settings(
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        optimizer="adamw",
-        epsilon=3.0,
-        delta=1e-5,
-        physical_batch_size=50,
-    )
+    return _glue_recipe("mnli", "mnli", 6000, 18, 5e-4)
 
 
 def _glue_recipe(
     name: str,
     task: GlueName,
-    settings: Settings,
+    batch_size: int,
+    epochs: int,
+    learning_rate: float,
     *,
     trained: str = "all weights",
     prepare: Callable[[nn.Module], nn.Module] = lambda encoder: encoder,
@@ -152,7 +131,15 @@ def _glue_recipe(
         data="folder; fetch `minilm`",
         load_data=load_data,
         build_model=build_model,
-        settings=settings,
+        settings=Settings(
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            optimizer="adamw",
+            epsilon=3.0,
+            delta=1e-5,
+            physical_batch_size=50,
+        ),
         task=TextClassification(),
         smoke=Smoke(synthetic(draw), build_small),
         references=references,

@@ -13,6 +13,12 @@ WRITTEN = [page for page in PAGES if not page.name.startswith("20")]  # not what
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_SOURCE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+INTERNALS = [
+    page
+    for page in PAGES
+    if page.parent.name == "design" or page.stem in ("architecture", "CONTRIBUTING")
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -26,6 +32,13 @@ def test_links_lead_somewhere(page):
         assert target.is_relative_to(ROOT), f"{link}: leads out of the project"
         if anchor and target.suffix == ".md":
             assert anchor in anchors_of(target), f"{link}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_source_files_that_are_named_exist(page):
+    roots = (ROOT, ROOT / "src", ROOT / "src/quietgrad")
+    for name in _SOURCE.findall(page.read_text(encoding="utf-8")):
+        assert any((root / name).exists() for root in roots), f"{name}: there is no such file"
 
 
 def test_every_page_can_be_reached_from_the_front_page():

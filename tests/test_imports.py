@@ -36,14 +36,15 @@ MAY_IMPORT["methods"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["diagnostics"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
-MAY_IMPORT["report"] = {"_checks", "_files", "_format", "_version", "accounting", "errors"}
+MAY_IMPORT["runs.schema"] = {"_checks", "_files", "_format", "accounting", "errors"}
+MAY_IMPORT["report"] = {*MAY_IMPORT["runs.schema"], "_version", "runs.schema"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["features"] = {"_checks", "accounting", "noise"}
 MAY_IMPORT["data"] = {"_checks", "_files", "errors"}
-MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors"}
+MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors", "runs.schema"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
@@ -57,8 +58,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def part_of(module: str) -> str:
-    """quietgrad.capture.tape -> capture; quietgrad -> the empty string."""
-    return module.partition(".")[2].partition(".")[0]
+    """quietgrad.capture.tape -> capture, unless the module is a part itself; quietgrad -> ""."""
+    name = module.partition(".")[2]
+    return name if name in MAY_IMPORT else name.partition(".")[0]
 
 
 def name_of(path: Path) -> str:
@@ -96,7 +98,9 @@ def test_imports_follow_the_order(path):
     assert not wrong, f"{name_of(path)} must not import {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("part", ["accounting", "_checks", "errors", "plots", "report"])
+@pytest.mark.parametrize(
+    "part", ["accounting", "_checks", "errors", "plots", "report", "runs.schema"]
+)
 def test_parts_without_torch(part):
     for path in MODULES:
         if part_of(name_of(path)) == part:
@@ -139,6 +143,14 @@ def test_accounting_runs_without_torch():
         "accounting.epsilon(noise_multiplier=1.0, sample_rate=0.5, steps=2, delta=1e-5)\n"
         "event = accounting.GaussianEvent(1.0, accounting.Poisson(0.5))\n"
         "accounting.Ledger().record(event)"
+    )
+    assert "torch" not in {name.split(".")[0] for name in modules_after(statement)}
+
+
+def test_a_report_is_read_from_a_folder_without_torch():
+    folder = Path(__file__).parent / "golden" / "runs" / "finished"
+    statement = EMPTY_PACKAGE + (
+        f"from quietgrad import report\nreport.as_html(report.statement_of_folder({str(folder)!r}))"
     )
     assert "torch" not in {name.split(".")[0] for name in modules_after(statement)}
 

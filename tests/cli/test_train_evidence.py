@@ -90,7 +90,7 @@ def test_an_empty_ledger_of_the_same_name_is_refused(run):
     ledger = run / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
     (run / "checkpoint.pt").unlink()
-    refused(run, "was cut", "know of 0 steps")
+    refused(run, "was cut", "hold 0 steps")
 
 
 def test_weights_that_are_lost_are_not_trained_again(run):

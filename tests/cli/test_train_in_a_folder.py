@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from quietgrad.cli import main
-from quietgrad.runs import Checkpointer
+from quietgrad.runs.folder import Checkpointer
 
 SMALL = ["--smoke", "--epochs", "2", "--accountant", "rdp", "--no-baseline"]
 QUICK = [*SMALL, "--seed", "0", "--json"]

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from quietgrad import _files
 from quietgrad.cli import main
 from quietgrad.engine import PrivacyEngine
-from quietgrad.runs import Checkpointer, RunFolder
-from quietgrad.runs.schema import MetricsFile
+from quietgrad.runs.folder import Checkpointer, MetricsFile, RunFolder
 
 QUICK = ["--smoke", "--epochs", "2", "--seed", "0", "--accountant", "rdp", "--json"]
 

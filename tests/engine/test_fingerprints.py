@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from quietgrad.runs import RunFolderError
 from quietgrad.runs.resume import kept_fingerprint
+from quietgrad.runs.schema import RunFolderError
 
 
 def made(*columns):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from quietgrad.errors import EngineStateError
-from quietgrad.runs import Checkpointer, RunFolder, RunFolderError
+from quietgrad.runs.folder import Checkpointer, RunFolder
+from quietgrad.runs.schema import RunFolderError
 
 from .helpers import attach, flat, mlp, train
 

@@ -254,7 +254,7 @@ REFUSALS = [
     _fault(
         "contradiction",
         "The report's verdict passes over evidence that contradicts itself.",
-        "if contradictions:",
+        "if has_conflicts:",
         "if False:",
         "tests/report/test_contradictions.py",
     ),

@@ -17,7 +17,7 @@ def run(*arguments):
 def test_writes_into_the_folder(folder):
     result = run(folder)
     assert result.exit_code == 0, result.output
-    assert "The guarantee: Whoever sees" in result.output
+    assert "Guarantee: An attacker who sees" in result.output
     assert "<h1>demo</h1>" in (folder / "report.html").read_text()
 
 

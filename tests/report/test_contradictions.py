@@ -29,16 +29,19 @@ MISMATCHES = {
     "noise beside its plan": (settings(noise_multiplier=0.5), "state a noise multiplier of 0.5"),
     "rate": (settings(sampling={"kind": "poisson", "rate": 0.1}), "Poisson(rate=0.1)"),
     "batch": (settings(batch_size=20), "a smaller sampling rate"),
-    "adjacency": (settings(adjacency="zero-out-one"), "promise zero-out-one"),
+    "adjacency": (settings(adjacency="zero-out-one"), "the adjacency zero-out-one"),
     "delta": (settings(delta=1e-9), "More than one delta"),
     "source": (settings(noise="fast"), "the noise is fast"),
     "ledger": (progress(ledger_id="another"), "another ledger"),
     "steps": (progress(steps_taken=6), "The settings count 6 steps"),
-    "steps by others": (progress(steps_by_others=5), "settings have 5 by others"),
+    "steps by others": (progress(steps_by_others=5), "settings count 5 steps of other releases"),
     "sensitivity": (progress(sensitivity=2.0), "sensitivity of 2.0"),
     "result steps": (result(steps=99), "The result counts 99 steps"),
-    "result epsilon": (result(epsilon=0.1), "The result states epsilon 0.1"),
-    "result noise": (result(noise_multiplier=9.0), "The result says noise_multiplier 9.0"),
+    "result epsilon": (result(epsilon=0.1), "The result states epsilon 0.1, but by pld"),
+    "result noise": (
+        result(noise_multiplier=9.0),
+        "noise_multiplier is 9.0 in the result and 1.5 in the settings",
+    ),
     "seed": (("config.json", lambda content: content.update(seed=1)), "configuration has a seed"),
 }
 
@@ -54,7 +57,7 @@ def test_a_mismatch_is_flagged_in_large_letters(folder, name):
     assert any(words in warning for warning in statement.verdict.warnings)
     page = as_html(statement)
     assert 'alarm" aria-labelledby="verdict"' in page
-    assert "No claim may be made from these figures" in page
+    assert "Do not make a claim from these figures" in page
 
 
 def test_weights_that_the_run_did_not_write(folder):
@@ -143,6 +146,6 @@ def test_settings_that_lack_something_are_refused(folder, field):
 
 
 def test_settings_that_are_none_are_refused(folder):
-    (folder / "settings.json").write_text(json.dumps({"format": 2}))
-    with pytest.raises(ReportError, match="format=2"):
+    (folder / "settings.json").write_text(json.dumps({"format": 3}))
+    with pytest.raises(ReportError, match="format=3"):
         statement_of_folder(folder)

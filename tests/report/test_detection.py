@@ -1,6 +1,7 @@
-"""The words of a claim follow how many records a test can recognize, whatever epsilon is."""
+"""The words of a claim follow how many records an attacker identifies, whatever epsilon is."""
 
 import re
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -10,7 +11,9 @@ from quietgrad import accounting
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, Poisson
 from quietgrad.cli import main
 from quietgrad.report import Evidence, as_html, statement_of, statement_of_folder
-from quietgrad.report.detection import able, detection, meaning, most_found
+from quietgrad.report.assess import guarantee, verdict
+from quietgrad.report.detection import detection, detection_bound
+from quietgrad.report.evidence import evidence_in
 from quietgrad.report.statement import EpsilonAtDelta
 from quietgrad.report.text import delta_in_words
 
@@ -18,12 +21,7 @@ from .helpers import DELTA, trained
 
 NORMAL = NormalDist()
 # A single Gaussian release of sensitivity mu: its trade-off curve is known (Dong et al. 2022).
-WORDS = {
-    0.5: "can hardly tell",
-    1.0: "can tell only seldom",
-    2.0: "may often be able to tell",
-    3.0: "may mostly be able to tell",
-}
+MUS = (0.5, 1.0, 2.0, 3.0)
 
 
 def gaussian(mu):
@@ -35,10 +33,10 @@ def stated(ledger, delta=1e-5):
 
 
 def test_no_test_finds_more_than_the_pair_allows():
-    assert most_found([EpsilonAtDelta(0.0, 0.0)], 0.01) == pytest.approx(0.01)
-    assert most_found([EpsilonAtDelta(1e-5, 1.0)], 0.01) == pytest.approx(0.0271928, abs=1e-6)
-    assert most_found([EpsilonAtDelta(0.0, 50.0)], 0.01) == 1.0
-    assert most_found([], 0.01) == 1.0
+    assert detection_bound([EpsilonAtDelta(0.0, 0.0)], 0.01) == pytest.approx(0.01)
+    assert detection_bound([EpsilonAtDelta(1e-5, 1.0)], 0.01) == pytest.approx(0.0271928, abs=1e-6)
+    assert detection_bound([EpsilonAtDelta(0.0, 50.0)], 0.01) == 1.0
+    assert detection_bound([], 0.01) == 1.0
 
 
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0])
@@ -48,10 +46,18 @@ def test_the_figure_is_the_best_tests(mu):
     assert best <= detection(accounting.profile(gaussian(mu).events)) <= 1.015 * best
 
 
-@pytest.mark.parametrize("mu", list(WORDS))
-def test_words_by_what_a_test_recognizes(mu):
+def identified(sentence):
+    """The share in a sentence, in per cent."""
+    (said,) = re.findall(r"1 % false alarms identifies at most ([\d.]+) % of the", sentence)
+    return float(said)
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_the_sentence_states_what_an_attacker_identifies(mu):
     statement = stated(gaussian(mu))
-    assert f", {WORDS[mu]} whether any one record was used: (" in statement.verdict.sentence
+    exact = 100 * NORMAL.cdf(mu + NORMAL.inv_cdf(0.01))
+    assert exact <= identified(statement.verdict.sentence) <= 1.015 * exact + 0.1
+    assert "tests whether a given record was used, and accepts" in statement.verdict.sentence
     assert statement.verdict.kind == "by-ledger-alone"
 
 
@@ -64,25 +70,33 @@ def test_the_same_epsilon_in_one_step_or_in_many_is_worth_what_it_lets_find():
     few, many = stated(few), stated(many)
     assert few.epsilons.claimed > many.epsilons.claimed
     assert few.epsilons.detection < many.epsilons.detection
-    assert "can hardly tell" in few.verdict.sentence
-    assert "can tell only seldom" in many.verdict.sentence
-
-
-def test_thresholds():
-    assert able(0.01) == able(0.05) == "can hardly tell"
-    assert able(0.051) == able(0.2) == "can tell only seldom"
-    assert able(0.21) == able(0.5) == "may often be able to tell"
-    assert able(0.51) == able(1.0) == "may mostly be able to tell"
+    assert identified(few.verdict.sentence) < identified(many.verdict.sentence)
 
 
 def test_the_figure_is_rounded_up():
-    assert "recognizes at most 6.7 % of those" in meaning(0.0661)
+    assert identified(guarantee(0.0661, 1.0, 1e-5, "add-remove-one")) == 6.7
+
+
+@pytest.mark.parametrize(
+    ("found", "headline", "kind"),
+    [
+        (0.2, "Guarantee", "guarantee"),
+        (0.201, "Weak guarantee", "guarantee"),
+        (0.899, "Weak guarantee", "guarantee"),
+        (0.9, "Bound too weak to protect records", "too-weak"),
+    ],
+)
+def test_thresholds(folder, found, headline, kind):
+    evidence = evidence_in(folder)
+    figures = statement_of(evidence).epsilons
+    decided = verdict(evidence, replace(figures, detection=found))
+    assert (decided.headline, decided.kind) == (headline, kind)
 
 
 def test_a_weak_guarantee_is_called_weak():
     statement = trained(noise_multiplier=0.45).report()
     assert 0.2 < statement.epsilons.detection < 0.9
-    assert statement.verdict.headline == "A weak guarantee"
+    assert statement.verdict.headline == "Weak guarantee"
     assert statement.verdict.kind == "guarantee"
     assert statement.verdict.holds
 
@@ -93,23 +107,24 @@ def test_where_a_test_is_all_but_certain_nothing_is_promised(by_ledger):
     statement = stated(engine.ledger, DELTA) if by_ledger else engine.report()
     assert statement.epsilons.detection >= 0.9
     assert statement.verdict.kind == "too-weak"
-    assert statement.verdict.headline == "A bound that protects hardly anybody"
-    assert "practically nothing hidden" in statement.verdict.sentence
+    assert statement.verdict.headline == "Bound too weak to protect records"
+    assert "nearly every record used" in statement.verdict.sentence
     assert "-differential privacy" in statement.verdict.sentence
-    assert "recognizes at most" in statement.verdict.meaning
+    assert identified(statement.verdict.sentence) >= 90
+    assert "with the same false alarms, identifies 1 %" in statement.verdict.meaning
     assert not statement.verdict.holds
     page = as_html(statement)
     assert 'too-weak alarm"' in page
-    assert "No claim may be made from these figures: a bound that protects hardly" in page
+    assert "Do not make a claim from these figures: bound too weak" in page
 
 
 def test_a_large_epsilon_that_only_sampling_makes_up_for_is_pointed_out():
     """In five steps a third of the records is never drawn, and nothing else hides them."""
     statement = trained(noise_multiplier=0.25).report()
     assert statement.epsilons.claimed > 20
-    assert "may mostly be able to tell" in statement.verdict.sentence
+    assert 50 < identified(statement.verdict.sentence) < 90
     (warning,) = statement.verdict.warnings
-    assert "Epsilon is above 20, which means nothing by itself" in warning
+    assert "Epsilon is above 20, which is no useful bound by itself" in warning
 
 
 @pytest.mark.filterwarnings("ignore:delta=:UserWarning")
@@ -128,23 +143,22 @@ def test_a_large_delta_that_a_reader_asks_for(folder):
     alone = folder / "ledger.jsonl"
     found = CliRunner().invoke(main, ["report", str(alone), "--delta", "0.5"])
     assert found.exit_code == 1
-    assert "DELTA IS TOO LARGE: Nothing is promised" in found.output
+    assert "DELTA IS TOO LARGE: There is no guarantee" in found.output
     assert "such as 0.001" in found.output
     (warning,) = statement_of_folder(alone, delta=1e-3).verdict.warnings
-    assert "number of records is not known" in warning
+    assert "number of records is unknown" in warning
 
 
 def test_the_command_prints_the_figure(folder):
     found = CliRunner().invoke(main, ["report", str(folder)])
     share = 100 * statement_of_folder(folder).epsilons.detection
-    (said,) = re.findall(r"recognizes at most ([\d.]+) %", found.output)
-    assert 0 <= float(said) - share < 0.1 + 1e-9
+    assert 0 <= identified(found.output) - share < 0.1 + 1e-9
 
 
 def test_delta_is_explained_where_it_is_stated(finished):
-    assert "about 1 in 100,000, more" in delta_in_words(1e-5)
-    assert "1 in 1e+20, more" in delta_in_words(1e-20)
+    assert "about 1 in 100,000, the" in delta_in_words(1e-5)
+    assert "1 in 1e+20, the" in delta_in_words(1e-20)
     statement = statement_of_folder(finished)
-    words = "Delta is what is left to chance: with a probability of about 1 in 1,000,"
+    words = "Delta is a failure probability: with a probability of about 1 in 1,000,"
     assert words in statement.verdict.meaning
     assert as_html(statement).count(words) == 2 + 2  # the verdict and the table; in the JSON too

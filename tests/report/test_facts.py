@@ -44,7 +44,7 @@ def test_the_sentence_rounds_up(engine):
     statement = engine.report()
     said = statement.verdict.sentence.partition("epsilon = ")[2].partition(",")[0]
     assert 0 <= Decimal(said) - Decimal(engine.epsilon()) < Decimal("0.001")
-    assert f"delta = {DELTA!r})-differential privacy, add or remove one record" in (
+    assert f"delta = {DELTA!r})-differential privacy for adding or removing one record" in (
         statement.verdict.sentence
     )
 
@@ -54,11 +54,11 @@ def test_tables_state_the_settings(engine):
     assert found["Noise multiplier (sigma)"] == "1.5"
     assert found["Sensitivity"].startswith("1 ")
     assert found["Records"] == str(RECORDS)
-    assert found["Expected batch"] == f"{BATCH} records"
-    assert found["Divided by"].startswith(f"{BATCH},")
+    assert found["Expected batch size"] == f"{BATCH} records"
+    assert found["Divisor of the sum"].startswith(f"{BATCH},")
     assert found["Sampling rate (q)"] == "0.2"
-    assert found["Performed by the sampler"].startswith("poisson at rate 0.2")
-    assert "q = 0.2" in found["Assumed by the accountant"]
+    assert found["Sampling performed"].startswith("poisson at rate 0.2")
+    assert "q = 0.2" in found["Sampling assumed by the accountant"]
     assert found["Clipping function"] == "auto-s, gamma 0.01"
     assert found["Steps in the ledger"].startswith("10 ")
     assert found["Steps in the weights"] == "10"
@@ -104,7 +104,7 @@ def test_an_adaptive_radius_and_private_statistics_are_released():
     assert [phase.by for phase in statement.phases] == ["others", "this training"]
     assert statement.verdict.kind == "guarantee"
     assert statement.verdict.warnings == ()
-    assert "2 by other releases" in facts(statement)["In the ledger only"]
+    assert "2 of other releases" in facts(statement)["In the ledger only"]
 
 
 def test_many_phases_are_added_up():
@@ -182,12 +182,12 @@ def test_a_resumed_run_counts_what_was_lost():
     statement = resumed.report()
     assert statement.verdict.kind == "guarantee"
     assert statement.verdict.warnings == ()
-    assert facts(statement)["In the ledger only"].startswith("3 (3 lost or taken back")
+    assert facts(statement)["In the ledger only"].startswith("3 (3 lost or undone")
     assert statement.epsilons.claimed == ledger.epsilon(DELTA) > engine.epsilon()
 
 
 def test_shuffled_batches_claim_no_amplification():
     statement = trained(sampling="shuffled", adjacency="replace-one").report()
     assert statement.verdict.kind == "guarantee"
-    assert "no amplification is claimed" in facts(statement)["Assumed by the accountant"]
-    assert "not defined" in as_html(statement)  # gdp has no formula for it
+    assert "no amplification is claimed" in facts(statement)["Sampling assumed by the accountant"]
+    assert "no formula" in as_html(statement)  # gdp has no formula for it

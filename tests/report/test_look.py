@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from quietgrad.report.svg import Chart, decades, ticks
+from quietgrad.report.html import Chart, decades, ticks
 
 
 def test_a_chart_draws_every_point_within_its_frame():

@@ -23,15 +23,15 @@ def test_what_a_seeded_run_wrote_in_a_folder_of_one_that_was_not(runs, tmp_path)
     assert "The result names a seed" in verdict.sentence
     said = " ".join(verdict.warnings)
     assert "another ledger" in said
-    assert "The result says seed 1, and the configuration None." in said
+    assert "seed is 1 in the result and None in the configuration." in said
     assert "seeded: protects nobody" in said
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ("adult", "recipe 'digits', and the configuration 'adult'"),
-        ("eight", "epsilon 8.0, and the settings 3.0"),
+        ("adult", "recipe is 'digits' in the result and 'adult' in the configuration"),
+        ("eight", "epsilon is 8.0 in the configuration and 3.0 in the settings"),
         ("seeded", "seed"),
     ],
 )

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from torch.utils.data import Subset, TensorDataset
 
 from quietgrad import AdaptiveRadius, InnerOuter, PrivacyEngine, clipping
+from quietgrad._format import describe_options
 from quietgrad.cli import main
-from quietgrad.report import as_html, statement_of_folder
-from quietgrad.report.evidence import clipping_in_words, options_in_words
-from quietgrad.runs import RunFolder
+from quietgrad.report import as_html, statement_of_engine, statement_of_folder
+from quietgrad.report.text import clipping_in_words, options_in_words
+from quietgrad.runs.folder import RunFolder
 
 from .helpers import RECORDS, edited, engine_of, facts, trained, write_run
 
@@ -56,11 +57,11 @@ def test_all_files_have_the_same_mode(smoke):
 def test_data_and_times(smoke):
     found = facts(statement_of_folder(smoke))
     assert found["Training data"] == (
-        "made up for a smoke run of the recipe digits; held as TensorDataset"
+        "synthetic data for a smoke run of the recipe digits; stored as TensorDataset"
     )
     assert found["Records"] == f"{read(smoke, 'settings.json')['dataset_size']:,}"
     assert found["Test records"].startswith(f"{read(smoke, 'result.json')['test_records']:,};")
-    assert "could confirm the guess" in found["Hash of the data"]
+    assert "could confirm a guess" in found["Hash of the data"]
     for name in ("Run begun", "Run finished"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\d, \d\d:\d\d UTC", found[name])
 
@@ -89,11 +90,14 @@ def test_weights_that_cannot_be_saved_leave_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"recipe": "mnist", "data_dir": None}, "of the recipe mnist; held as"),
-        ({"recipe": "mnist", "data_dir": "/data/m"}, "of the recipe mnist, from /data/m; held as"),
-        ({"settings": {"delta": 1e-3, "limit": 6000}}, "; cut to the first 6,000 records"),
-        ({"recipe": None}, "held as TensorDataset"),
-        ({"begun": "yesterday"}, "of the recipe demo; held as TensorDataset"),
+        ({"recipe": "mnist", "data_dir": None}, "of the recipe mnist; stored as"),
+        (
+            {"recipe": "mnist", "data_dir": "/data/m"},
+            "of the recipe mnist, from /data/m; stored as",
+        ),
+        ({"settings": {"delta": 1e-3, "limit": 6000}}, "; limited to the first 6,000 records"),
+        ({"recipe": None}, "stored as TensorDataset"),
+        ({"begun": "yesterday"}, "of the recipe demo; stored as TensorDataset"),
     ],
 )
 def test_which_data(folder, config, words):
@@ -126,15 +130,15 @@ def test_a_part_of_a_data_set_is_named_as_one():
 
 def test_keys_are_said_to_be_where_they_are():
     found = facts(trained().report())
-    assert found["Keys of the noise"].endswith("for every step, and kept nowhere")
-    assert "kept nowhere, not in checkpoints either" in found["Keys of the sampling"]
+    assert found["Keys of the noise"].endswith("for every step and never stored")
+    assert "never stored, not in checkpoints either" in found["Keys of the sampling"]
     shuffled = facts(trained(sampling="shuffled", adjacency="replace-one").report())
     assert "holds the key of its order" in shuffled["Keys of the sampling"]
     whole = facts(trained(sampling="full-batch", batch_size=RECORDS).report())
-    assert whole["Keys of the sampling"].startswith("none: every record")
+    assert whole["Keys of the sampling"].startswith("none, because every record")
     seeded = facts(trained(seed=1).report())
     assert "Keys of the noise" not in seeded
-    assert "the seed fixes noise and sampling" in seeded["Keys"]
+    assert "the seed determines noise and sampling" in seeded["Keys"]
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
@@ -154,17 +158,17 @@ def test_a_checkpoint_holds_the_keys_that_are_named(sampling):
 def test_the_initial_seed_is_explained_where_it_is_shown(folder, tmp_path):
     edited(folder / "config.json", lambda config: config.update(initial_seed=7))
     page = as_html(statement_of_folder(folder))
-    assert "initial_seed fixes the weights before training, and nothing else" in page
+    assert "initial_seed determines only the weights before training" in page
     seeded = write_run(tmp_path / "seeded", seed=1)
     edited(seeded / "config.json", lambda config: config.update(initial_seed=1))
     page = as_html(statement_of_folder(seeded))
-    assert "The seed fixes noise and sampling too" in page
-    assert "holds nothing" not in page.partition('id="config"')[2]
+    assert "The seed also determines noise and sampling" in page
+    assert "It is not private" not in page.partition('id="config"')[2]
 
 
 def test_names_in_words():
     assert clipping_in_words("AutoS(gamma=0.01)") == "auto-s, gamma 0.01"
-    assert clipping_in_words("Registered(name='soft')") == "soft, a function of the user's own"
+    assert clipping_in_words("Registered(name='soft')") == "soft, a custom function"
     assert clipping_in_words("Mine(largest_share=2)") == "Mine, largest share 2"
     assert options_in_words(repr(AdaptiveRadius(count_noise=20.0))).startswith(
         "start 1.0, quantile"
@@ -174,9 +178,40 @@ def test_names_in_words():
         assert clipping_in_words(odd) == options_in_words(odd) == odd
 
 
-def test_every_registered_clipping_function_has_its_name():
+@pytest.mark.parametrize("written", [describe_options, repr])
+def test_every_registered_clipping_function_has_its_name(written):
     for name in ("abadi", "reparam", "global", "auto-v", "auto-s", "psac"):
-        assert clipping_in_words(repr(clipping.resolve(name))).split(",")[0] == name
+        assert clipping_in_words(written(clipping.resolve(name))).split(",")[0] == name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clipping": "psac", "momentum": InnerOuter()},
+        {"clipping": "abadi", "radius": AdaptiveRadius(count_noise=20.0)},
+    ],
+)
+def test_options_are_kept_as_json_and_read_as_settings_of_format_1_were(options):
+    """An earlier version kept the repr of an object instead of its fields."""
+    engine, _ = engine_of(**options)
+    engine.detach()
+    settings = engine.settings()
+    assert settings["format"] == 2
+    assert settings["clipping"]["class"] in ("Abadi", "PSAC")
+    earlier = settings | {
+        "format": 1,
+        "clipping": repr(clipping.resolve(options["clipping"])),
+        "momentum": repr(options["momentum"]) if "momentum" in options else None,
+        "adaptive_radius": repr(options["radius"]) if "radius" in options else None,
+    }
+    tables = [statement_of_engine(engine.ledger, each).sections for each in (settings, earlier)]
+    for now, before in zip(*tables, strict=True):
+        assert now == before or now.title == "Evidence"  # which has the hash of the settings
+
+
+def test_options_that_json_cannot_hold_are_kept_as_their_repr():
+    assert describe_options(len) == repr(len)
+    assert describe_options(None) is None
 
 
 def test_shares_are_in_per_cent_everywhere(finished):
@@ -186,10 +221,12 @@ def test_shares_are_in_per_cent_everywhere(finished):
     assert "0.75" not in table
 
 
-def test_a_large_bound_for_groups_is_said_to_mean_nothing():
+def test_a_large_bound_for_groups_is_said_to_be_of_no_use():
     statement = trained(noise_multiplier=0.6).report()
     largest = statement.epsilons.groups[-1]
     assert largest.epsilon > 20
-    page = as_html(statement).partition("For several records at once")[2].partition("</p>")[0]
-    assert '<th scope="row">8</th><td class="n">means nothing</td>' in page
-    assert "A bound above 20 means nothing" in page
+    page = (
+        as_html(statement).partition("Bounds for several records at once")[2].partition("</p>")[0]
+    )
+    assert '<th scope="row">8</th><td class="n">no useful bound (above 20)</td>' in page
+    assert "With an epsilon above 20, an attacker may be almost certain" in page

@@ -8,7 +8,7 @@ from quietgrad import sampling
 from quietgrad.engine import PrivacyEngine
 from quietgrad.report import statement_of_folder
 from quietgrad.report.consistency import sampling_name
-from quietgrad.runs import Checkpointer
+from quietgrad.runs.folder import Checkpointer
 
 from .helpers import alarms, smoke
 

@@ -4,7 +4,7 @@ import pytest
 
 from quietgrad.accounting import Ledger
 from quietgrad.report import as_html, statement_of_folder
-from quietgrad.report.text import guarantee
+from quietgrad.report.assess import guarantee
 
 from .helpers import audit, edited, engine_of, facts, trained
 
@@ -27,7 +27,7 @@ def test_an_approximation_is_no_guarantee():
     statement = engine.report()
     assert statement.verdict.kind == "no-guarantee"
     assert statement.verdict.headline == "No guarantee"
-    assert "approximation and bounds nothing" in statement.verdict.sentence
+    assert "approximation and not an upper bound" in statement.verdict.sentence
     assert LARGE in as_html(statement)
     # The bound that does hold is stated, rounded up.
     said = statement.verdict.sentence.partition("(epsilon = ")[2].partition(",")[0]
@@ -74,7 +74,7 @@ def test_an_audit_is_quoted():
     assert "0.75 (with confidence 0.95)" in as_html(statement)
     assert statement.verdict.kind == "guarantee"
     assert not any("No audit" in unknown for unknown in statement.unknowns)
-    assert "another claim than this one: epsilon 3.000" in statement.verdict.warnings[0]
+    assert "a different claim: epsilon 3.000" in statement.verdict.warnings[0]
 
 
 def test_an_audit_of_the_same_claim_needs_no_warning():
@@ -87,7 +87,7 @@ def test_an_audit_that_trained_otherwise_or_could_not_reject_is_said_so():
     engine = trained()
     same = audit(claimed_epsilon=engine.epsilon(), delta=engine.delta, claimed_for={"steps": 2})
     (said,) = engine.report(audit=same).verdict.warnings
-    assert "about 2 steps, and this run's ledger records 5" in said
+    assert "about 2 steps, but this run's ledger records 5" in said
     (said,) = engine.report(audit=same | {"could_reject": False, "canaries": 1}).verdict.warnings
     assert "tested nothing: with 1 planted record" in said
 
@@ -133,7 +133,7 @@ def test_an_audit_that_says_no_more_than_it_must_is_shown():
 def test_adjacency_is_in_the_sentence():
     assert "or another in its place" in guarantee(0.03, 1.0, 1e-5, "replace-one")
     statement = trained(adjacency="replace-one").report()
-    assert "replace one record by another" in statement.verdict.sentence
+    assert "replacing one record by another" in statement.verdict.sentence
     assert any("replace-one" in item.text for item in statement.unit)
 
 
@@ -152,7 +152,7 @@ def test_a_ledger_alone_with_a_delta(finished):
     expected = Ledger.read(finished / "ledger.jsonl").epsilon(1e-4)
     assert statement.verdict.kind == "by-ledger-alone"
     assert statement.epsilons.claimed == expected
-    assert statement.verdict.sentence.startswith("By the ledger alone")
+    assert statement.verdict.sentence.startswith("This is based on the ledger alone")
 
 
 def test_an_interrupted_run_says_so(folder):
@@ -170,7 +170,7 @@ def test_an_interrupted_run_says_so(folder):
 def test_lost_steps_count(folder):
     edited(folder / "result.json", lambda result: result["private"].update(steps=3))
     statement = statement_of_folder(folder)
-    assert facts(statement)["In the ledger only"].startswith("2 (2 lost or taken back")
+    assert facts(statement)["In the ledger only"].startswith("2 (2 lost or undone")
     assert statement.verdict.kind == "guarantee"
 
 

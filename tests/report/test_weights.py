@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson
-from quietgrad.report import ReportError, inputs, statement_of_folder
-from quietgrad.report.evidence import Checkpoint, read_checkpoint
+from quietgrad.report import ReportError, statement_of_folder
+from quietgrad.runs import schema
+from quietgrad.runs.schema import CheckpointSummary, read_checkpoint
 
 from .helpers import copied, trained, write_run
 
@@ -44,7 +45,7 @@ def test_weights_without_a_result(run):
     (run / "result.json").unlink()
     verdict = statement_of_folder(run).verdict
     assert verdict.kind == "not-established"
-    assert "model.safetensors is there, and no result.json" in words(verdict)
+    assert "There is a model.safetensors, but no result.json" in words(verdict)
 
 
 @pytest.mark.parametrize("lines", [1, 3])
@@ -54,7 +55,7 @@ def test_a_checkpoint_with_more_steps_than_the_ledger(run, lines):
         (run / name).unlink()
     verdict = statement_of_folder(run).verdict
     assert verdict.kind == "not-established"
-    assert f"The checkpoint counts 5 steps, and the ledger records only {lines - 1}" in words(
+    assert f"The checkpoint counts 5 steps, but the ledger records only {lines - 1}" in words(
         verdict
     )
 
@@ -87,9 +88,9 @@ def test_a_run_that_goes_on_meanwhile_is_not_taken_for_one_with_a_cut_ledger(run
         ledger = Ledger.open(run / "ledger.jsonl")
         ledger.record(GaussianEvent(1.5, Poisson(0.2)))
         ledger.close()
-        return Checkpoint(6, Ledger.read(run / "ledger.jsonl"))
+        return CheckpointSummary(6, Ledger.read(run / "ledger.jsonl"))
 
-    monkeypatch.setattr(inputs, "read_checkpoint", going_on)
+    monkeypatch.setattr(schema, "read_checkpoint", going_on)
     verdict = statement_of_folder(run).verdict
     assert not any("was cut" in said for said in verdict.warnings)
 

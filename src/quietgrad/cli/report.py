@@ -7,8 +7,9 @@ import click
 
 from quietgrad.cli.common import computing
 from quietgrad.cli.options import json_option
+from quietgrad.report.assess import statement_of_folder
+from quietgrad.report.evidence import read_audit
 from quietgrad.report.html import default_place, write
-from quietgrad.report.inputs import read_audit, statement_of_folder
 from quietgrad.report.statement import Statement
 
 _NOTHING_PROMISED = 1

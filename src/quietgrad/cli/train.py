@@ -38,9 +38,9 @@ from quietgrad.recipes.training import (
     train_private,
 )
 from quietgrad.report.html import write_for_folder
-from quietgrad.runs.folder import Checkpointer
+from quietgrad.runs.folder import Checkpointer, EventWriter
 from quietgrad.runs.resume import kept_fingerprint, saved_on_interrupt
-from quietgrad.runs.schema import EventWriter, RunFolderError
+from quietgrad.runs.schema import RunFolderError
 
 _WAITING = b"\nStopping after this step, to save it; Ctrl-C again stops at once.\n"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Subset
 
 from quietgrad._checks import require_delta
+from quietgrad._format import describe_options
 from quietgrad._version import versions_here
 from quietgrad.accounting import accountants, events
 from quietgrad.accounting.events import (
@@ -168,17 +169,17 @@ def describe_settings(
     }
 
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had the repr of options
 
 
 def disclose_settings(
-    state: TrainingState, clipping: Clipping, *, noise: str, diagnostics: bool
+    state: TrainingState, options: Mapping[str, Any], *, noise: str, diagnostics: bool
 ) -> dict[str, Any]:
     """Settings that never change in a run; and, under "progress", how far it has come.
 
     Args:
         state: of the run.
-        clipping: what bounds a sample's gradient.
+        options: the clipping function, the momentum and the adaptive radius.
         noise: where it comes from, in words.
         diagnostics: whether raw gradients are measured.
     """
@@ -187,6 +188,7 @@ def disclose_settings(
     return {
         "format": _FORMAT,
         **given,
+        **{name: describe_options(each) for name, each in options.items()},
         "target_epsilon": target,
         "dataset": _kind_of(state.loader.dataset),
         "dataset_size": size,
@@ -202,7 +204,7 @@ def disclose_settings(
         "noise_multipliers": budget.noise_levels,
         "noise_source": noise,
         "seeded": state.seed is not None,
-        "groups": _groups(state, clipping),
+        "groups": _groups(state, options["clipping"]),
         "diagnostics": diagnostics,
         "versions": versions_here(),
         "progress": _progress(state),

@@ -57,7 +57,7 @@ from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Kernel, Strat
 if TYPE_CHECKING:
     from quietgrad.diagnostics.recorder import StepRecorder
     from quietgrad.planning.planner import Example
-    from quietgrad.report.inputs import AuditFindings
+    from quietgrad.report.evidence import AuditFindings
     from quietgrad.report.statement import Statement
 
 
@@ -209,6 +209,11 @@ class PrivacyEngine:
             momentum=None if momentum is None else repr(momentum),
             adaptive_radius=None if adaptive is None else repr(adaptive),
         )
+        self._options = {
+            "clipping": self._clipping,
+            "momentum": momentum,
+            "adaptive_radius": adaptive,
+        }
         self._momentum = (
             None
             if momentum is None
@@ -431,7 +436,7 @@ class PrivacyEngine:
         """
         return disclose_settings(
             self._state,
-            self._clipping,
+            self._options,
             noise=self.noise,
             diagnostics=self._diagnostics is not None,
         )

@@ -1,8 +1,11 @@
 """A statement as one HTML file that needs nothing else: no script, no font, no network."""
 
 import json
+import math
 import os
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,30 +13,78 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from quietgrad._files import replace_file
-from quietgrad._format import printed
-from quietgrad.report.detection import LARGEST_USEFUL
-from quietgrad.report.evidence import ReportError, is_number, is_share, measured_names
-from quietgrad.report.inputs import AuditFindings, statement_of_folder
+from quietgrad._format import is_number, printed
+from quietgrad.report.assess import LARGEST_USEFUL, statement_of_folder
+from quietgrad.report.evidence import AuditFindings, ReportError
 from quietgrad.report.statement import Statement
-from quietgrad.report.svg import curves_by_epoch, epsilon_curve
+from quietgrad.runs.schema import REPORT
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+# Writing.
+
 _HEAD = 1000
 _MARKS = (
     b'<meta name="generator" content="quietgrad">',
-    b"<title>Privacy report: ",  # before there was the other
+    b"<title>Privacy report: ",  # of reports written before the other existed
 )
 
 
-def require_replaceable(path: Path) -> None:
-    """Refuse to overwrite a ledger, weights, or whatever else is not a report."""
+def write_for_folder(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    audit: AuditFindings | None = None,
+    delta: float | None = None,
+) -> Path:
+    """Write the report of a run folder, or of a ledger file.
+
+    Args:
+        folder: of the run.
+        out: the file to write. None for ``report.html`` in the folder, or ``report-ledger.html``
+            beside a ledger alone; with a delta of 1e-6 for example ``report-delta-1e-06.html``.
+        audit: what an audit of such training found.
+        delta: states epsilon at this delta instead of the run's own.
+
+    Returns:
+        The file that was written; an older report is replaced.
+
+    Raises:
+        ReportError: there is nothing to report on, or something else than a report is there.
+    """
+    statement = statement_of_folder(folder, audit=audit, delta=delta)
+    place = default_place(Path(folder), delta) if out is None else Path(out)
+    write(statement, place)
+    return place
+
+
+def default_place(path: Path, delta: float | None = None) -> Path:
+    """The default file. A report at another delta, or of a ledger alone, has its own name."""
+    folder, report = (path, REPORT) if path.is_dir() else (path.parent, f"report-{path.stem}.html")
+    return folder / (report if delta is None else f"{Path(report).stem}-delta-{delta!r}.html")
+
+
+def write(statement: Statement, path: str | Path) -> None:
+    """Write it as HTML; an older report is replaced as a whole.
+
+    Raises:
+        ReportError: something else is there, and stays; or the file cannot be written.
+    """
+    path = Path(path)
     if os.path.lexists(path) and not _is_report(path):
         raise ReportError(
-            f"{path} is there, and is not a report of quietgrad: it is not overwritten. Choose"
-            " another place, or take it away"
+            f"{path} exists and is not a report of quietgrad: it is not overwritten. Choose another"
+            " file name, or move it away"
         )
+    # A lone surrogate, which JSON can spell, is no character of any file.
+    content = as_html(statement).encode(errors="replace")
+    try:
+        replace_file(path, lambda stream: stream.write(content))
+    except OSError as error:
+        raise ReportError(
+            f"{path} cannot be written ({error}): expected a place for a file"
+        ) from error
 
 
 def _is_report(path: Path) -> bool:
@@ -47,39 +98,40 @@ def _is_report(path: Path) -> bool:
     return head.startswith(b"<!DOCTYPE html>") and any(mark in head for mark in _MARKS)
 
 
+# The page.
+
 _HASH = re.compile("[0-9a-f]{32,}")
-
-
-def write(statement: Statement, path: str | Path) -> None:
-    """Write it as HTML; an older report is replaced as a whole.
-
-    Raises:
-        ReportError: something else is there, which stays as it is; or there is no place for it.
-    """
-    require_replaceable(Path(path))
-    # A lone surrogate, which JSON can spell, is no character of any file.
-    content = as_html(statement).encode(errors="replace")
-    try:
-        replace_file(Path(path), lambda stream: stream.write(content))
-    except OSError as error:
-        raise ReportError(
-            f"{path} cannot be written ({error}): expected a place for a file"
-        ) from error
+_RECORDED_BY = {
+    "this training": "this training run",
+    "others": "another training run or release in this ledger",
+}
 
 
 def as_html(statement: Statement) -> str:
     """The whole page. Everything that comes from files is escaped."""
+    present = {name for line in statement.metrics for name in line}
+    own = [name for name in ("epoch", "steps", "epsilon") if name in present]
+    columns = [*own, *_measured(statement)]
+    shares = {name for name in columns if _is_share(statement, name)}
+    embedded = json.dumps(statement.as_dict(), indent=1, allow_nan=False)
+    for character in "<>&":  # so that nothing in the JSON ends the script element
+        embedded = embedded.replace(character, f"\\u{ord(character):04x}")
+    config = statement.config
     return _template().render(
         s=statement,
         pairs=epsilon_curve(statement),
         curves=curves_by_epoch(statement),
-        columns=[name.replace("_", " ") for name in _columns(statement)],
-        rows=_rows(statement),
-        as_json=_embedded(statement.as_dict()),
-        config=_indented(statement.config),
-        about_seed=_about_seed(statement.config or {}),
+        columns=[name.replace("_", " ") for name in columns],
+        rows=[
+            [_cell(name, line.get(name), is_share=name in shares) for name in columns]
+            for line in statement.metrics
+        ],
+        as_json=Markup(embedded),
+        config=None if config is None else json.dumps(config, indent=2),
+        about_seed=_about_seed(config or {}),
         useful=LARGEST_USEFUL,
-        up=_up,
+        recorded_by=_RECORDED_BY,
+        up=lambda value: "no formula" if value is None else printed(value),
         number=_number,
         is_hash=_HASH.fullmatch,
     )
@@ -99,100 +151,207 @@ def _template() -> "Template":
     return environment.get_template("template.html")
 
 
-def _columns(statement: Statement) -> list[str]:
-    present = {name for line in statement.metrics for name in line}
-    own = [name for name in ("epoch", "steps", "epsilon") if name in present]
-    return [*own, *measured_names(statement.metrics)]
-
-
-def _rows(statement: Statement) -> list[list[str]]:
-    """The figures of each epoch: shares in per cent, epsilons rounded up."""
-    columns = _columns(statement)
-    shares = {name for name in columns if is_share(statement.metrics, name)}
-    return [
-        [_cell(name, line.get(name), is_share=name in shares) for name in columns]
-        for line in statement.metrics
-    ]
-
-
 def _cell(name: str, value: Any, *, is_share: bool) -> str:
+    """A figure of an epoch: shares in per cent, epsilons rounded up."""
     if is_share and is_number(value):
         return f"{100 * value:.2f} %"
-    return _up(value) if name == "epsilon" and is_number(value) else _number(value)
-
-
-def _about_seed(config: dict[str, Any]) -> str:
-    """What a number called seed gives away, right where it is shown."""
-    if config.get("initial_seed") is None:
-        return ""
-    if config.get("seed") is not None:
-        return "The seed fixes noise and sampling too: with it, nobody is protected."
-    return (
-        "initial_seed fixes the weights before training, and nothing else: it holds nothing"
-        " private, and neither noise nor sampling follow from it."
-    )
-
-
-def _embedded(data: dict[str, Any]) -> Markup:
-    """JSON inside of a script element, which nothing in it can end."""
-    text = json.dumps(data, indent=1, allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _indented(data: dict[str, Any] | None) -> str | None:
-    return None if data is None else json.dumps(data, indent=2)
-
-
-def _up(value: float | None) -> str:
-    """A bound, rounded up."""
-    return "not defined" if value is None else printed(value)
+    return printed(value) if name == "epsilon" and is_number(value) else _number(value)
 
 
 def _number(value: object) -> str:
-    """A figure as it is, to the nearest of four digits."""
+    """A figure, to the nearest of four digits; other values unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-REPORT = "report.html"
+def _about_seed(config: dict[str, Any]) -> str:
+    """What a seed in the configuration reveals."""
+    if config.get("initial_seed") is None:
+        return ""
+    if config.get("seed") is not None:
+        return "The seed also determines noise and sampling. Whoever knows it can undo the noise."
+    return (
+        "initial_seed determines only the weights before training. It is not private, and neither"
+        " noise nor sampling depend on it."
+    )
 
 
-def write_for_folder(
-    folder: str | Path,
-    out: str | Path | None = None,
-    *,
-    audit: AuditFindings | None = None,
-    delta: float | None = None,
-) -> Path:
-    """Draw up the report of a run folder, or of a ledger file, and write it.
+# Figures by epoch.
 
-    Args:
-        folder: of the run.
-        out: the file to write. None for ``report.html`` in the folder, or ``report-ledger.html``
-            beside a ledger alone; with a delta ``report-delta-1e-06.html``, or whatever it is.
-        audit: what an audit of such training found.
-        delta: states epsilon at this delta instead of the run's own.
-
-    Returns:
-        The file that was written; an older report is replaced.
-
-    Raises:
-        ReportError: there is nothing to report on, or something else than a report is there.
-    """
-    statement = statement_of_folder(folder, audit=audit, delta=delta)
-    place = default_place(Path(folder), delta) if out is None else Path(out)
-    write(statement, place)
-    return place
+_NOT_MEASURED = ("epoch", "steps", "epsilon", "seconds")
+_SHARES = ("accuracy", "precision", "recall", "share")
+_MOST_CURVES = 6  # the table has all figures
 
 
-def default_place(path: Path, delta: float | None = None) -> Path:
-    """Where a report goes if nobody says.
+def _measured(statement: Statement) -> list[str]:
+    """The names of all figures but those that are about the run itself, in order."""
+    names = dict.fromkeys(name for line in statement.metrics for name in line)
+    return [name for name in names if name not in _NOT_MEASURED and _series(statement, name)]
 
-    One at another delta, or of the ledger alone, does not replace the run's own.
-    """
-    folder, report = (path, REPORT) if path.is_dir() else (path.parent, f"report-{path.stem}.html")
-    name = Path(report)
-    return folder / (name if delta is None else f"{name.stem}-delta-{delta!r}.html")
+
+def _series(statement: Statement, name: str) -> list[tuple[float, float]]:
+    """A figure by epoch, where there is one."""
+    lines = (line for line in statement.metrics if is_number(line.get(name)))
+    return [(float(line["epoch"]), float(line[name])) for line in lines]
+
+
+def _is_share(statement: Statement, name: str) -> bool:
+    """Whether a figure is a share, to be shown in per cent."""
+    values = [value for _, value in _series(statement, name)]
+    return any(word in name for word in _SHARES) and all(0 <= each <= 1 for each in values)
+
+
+def epsilon_curve(statement: Statement) -> Markup:
+    """Epsilon for every delta."""
+    points = [(pair.delta, pair.epsilon) for pair in statement.epsilons.curve]
+    title, marked = "Epsilon for every delta", statement.epsilons.delta
+    return Chart("pairs", title, points, "delta", "epsilon", is_log=True, marked=marked).svg()
+
+
+def curves_by_epoch(statement: Statement) -> list[tuple[str, Markup]]:
+    """Captions and curves of what was measured, and of epsilon."""
+    found: list[tuple[str, Markup]] = []
+    for name in [*_measured(statement)[:_MOST_CURVES], "epsilon"]:
+        points, words = _series(statement, name), name.replace("_", " ")
+        if len(points) > 1:
+            title = f"{words[:1].upper()}{words[1:]} by epoch"
+            is_share, unique = _is_share(statement, name), f"epochs-{len(found)}"
+            chart = Chart(unique, title, points, "epoch", words, is_share=is_share)
+            found.append((title, chart.svg()))
+    return found
+
+
+# Charts.
+
+_WIDTH, _HEIGHT = 400, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 22, 14, 44
+_MOST_DOTS = 40
+
+
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """About so many multiples of 1, 2 or 5 times a power of ten, within the range."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Every second power of ten between two positive numbers."""
+    first, last = round(math.log10(low)), round(math.log10(high))
+    return [10.0**exponent for exponent in range(last, first - 1, -2)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One curve with its axes; `name` is unique on the page."""
+
+    name: str
+    title: str
+    points: Sequence[tuple[float, float]]
+    x_label: str
+    y_label: str
+    is_log: bool = False  # x runs over powers of ten
+    is_share: bool = False  # y is a share, shown in per cent
+    marked: float | None = None  # the x of a point to mark with a ring
+
+    def svg(self) -> Markup:
+        """The picture; empty if there is nothing to draw."""
+        points = [(x, y) for x, y in self.points if math.isfinite(y)]
+        if not points:
+            return Markup("")
+        x_ticks, place_x = self._horizontal([x for x, _ in points])
+        y_ticks, place_y = self._vertical([y for _, y in points])
+        placed = [(place_x(x), place_y(y)) for x, y in points]
+        dots = placed if len(placed) <= _MOST_DOTS else placed[-1:]
+        marks = [place for (x, _), place in zip(points, placed, strict=True) if x == self.marked]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        parts = [
+            *(_row(place_y(y), self._y_text(y, y_ticks)) for y in y_ticks),
+            *(
+                _column(place_x(x), f"1e{round(math.log10(x))}" if self.is_log else f"{x:g}")
+                for x in x_ticks
+            ),
+            _axis_names(self.x_label, self.y_label),
+            Markup('<polyline class="line" points="{}"/>').format(line),
+            *(_circle("dot", x, y, 2.6) for x, y in dots),
+            *(_circle("mark", x, y, 6) for x, y in marks),
+        ]
+        first, last = (
+            f"{100 * y:.4g} %" if self.is_share else f"{y:.4g}" for _, y in (points[0], points[-1])
+        )
+        return Markup(  # everything inserted is escaped, or drawn here
+            '<svg class="curve" viewBox="0 0 {width} {height}" role="img"'
+            ' aria-labelledby="{name}-title {name}-desc">'
+            '<title id="{name}-title">{title}</title><desc id="{name}-desc">{desc}</desc>'
+            "{body}</svg>"
+        ).format(
+            width=_WIDTH,
+            height=_HEIGHT,
+            name=self.name,
+            title=self.title,
+            desc=f"{self.y_label}: {first} at {self.x_label} {points[0][0]:g}, {last} at"
+            f" {points[-1][0]:g}; {len(points)} points.",
+            body=Markup("").join(parts),
+        )
+
+    def _horizontal(self, xs: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
+        low, high = min(xs), max(xs)
+        left, right = _LEFT + 6.0, float(_WIDTH - _RIGHT)
+        if self.is_log:  # from the largest to the smallest: further right is a stronger claim
+            place = _scale(-math.log10(high), -math.log10(low), left, right)
+            return decades(low, high), lambda x: place(-math.log10(x))
+        whole = [x for x in ticks(low, high, 5) if x == round(x)] or [low]
+        return whole, _scale(low, high, left, right)
+
+    def _vertical(self, ys: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
+        low, high = min(ys) if self.is_share else min(*ys, 0.0), max(ys)
+        if high == low:
+            low, high = low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1)
+        margin = 0.05 * (high - low)
+        low, high = low - (margin if self.is_share else 0.0), high + margin
+        return ticks(low, high), _scale(low, high, float(_HEIGHT - _BOTTOM), float(_TOP))
+
+    def _x_text(self, x: float) -> str:
+        return f"1e{round(math.log10(x))}" if self.is_log else f"{x:g}"
+
+    def _y_text(self, y: float, others: Sequence[float]) -> str:
+        if not self.is_share:
+            return f"{y:.4g}"
+        apart = 100 * (others[1] - others[0]) if len(others) > 1 else 1.0
+        return f"{100 * y:.{0 if apart >= 1 else 1}f} %"
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    if high == low:
+        return lambda _: (start + end) / 2
+    return lambda value: start + (end - start) * ((value - low) / (high - low))
+
+
+def _row(y: float, text: str) -> Markup:
+    return Markup(
+        '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
+        '<text class="tick" x="{}" y="{:.1f}" text-anchor="end">{}</text>'
+    ).format(_LEFT, _WIDTH - _RIGHT, y, y, _LEFT - 6, y + 4, text)
+
+
+def _column(x: float, text: str) -> Markup:
+    return Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
+        x, _HEIGHT - _BOTTOM + 18, text
+    )
+
+
+def _axis_names(x_label: str, y_label: str) -> Markup:
+    middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
+    return Markup(
+        '<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>'
+        '<text class="axis" transform="translate(12 {}) rotate(-90)" text-anchor="middle">{}</text>'
+    ).format(middle, _HEIGHT - 6, x_label, height, y_label)
+
+
+def _circle(kind: str, x: float, y: float, radius: float) -> Markup:
+    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(kind, x, y, radius)

@@ -1,68 +1,11 @@
 """What a privacy report says, as plain records: the page and the JSON show the same."""
 
 import dataclasses
-import math
 import types
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-
-def plain(value: Any) -> Any:
-    """As dictionaries, lists, strings and finite numbers; infinity becomes a word."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
-        return {name: plain(each) for name, each in named}
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, float):
-        return value if math.isfinite(value) else _word(value)
-    if isinstance(value, str | int | None):
-        return value
-    if isinstance(value, Sequence):
-        return [plain(each) for each in value]
-    if hasattr(value, "item"):  # a number of numpy's or torch's
-        return plain(value.item())
-    raise TypeError(f"{value!r} is not plain data: expected numbers, strings, lists and mappings")
-
-
-def restored(kind: Any, data: Any) -> Any:
-    """What `plain` was given, of this type; ValueError if it was something else."""
-    options = get_args(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        if data is None and type(None) in options:
-            return None
-        (kind,) = (each for each in options if each is not type(None))
-        return restored(kind, data)
-    if get_origin(kind) is tuple:
-        return _tuple(options, data)
-    if dataclasses.is_dataclass(kind):
-        return _instance(kind, data)
-    if kind is float:
-        return float(data)
-    return data
-
-
-def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
-    if not isinstance(data, list):
-        raise ValueError(f"expected a list, got {data!r}")
-    if kinds[-1] is Ellipsis:
-        return tuple(restored(kinds[0], each) for each in data)
-    return tuple(restored(kind, each) for kind, each in zip(kinds, data, strict=True))
-
-
-def _instance(kind: Any, data: Any) -> Any:
-    hints = get_type_hints(kind)
-    if not isinstance(data, dict) or set(data) != set(hints):
-        raise ValueError(f"not a {kind.__name__}: expected the fields {', '.join(hints)}")
-    return kind(**{name: restored(hint, data[name]) for name, hint in hints.items()})
-
-
-def _word(value: float) -> str:
-    if math.isnan(value):
-        return "nan"
-    return "infinity" if value > 0 else "-infinity"
-
+from quietgrad._format import plain
 
 FORMAT = 2
 
@@ -79,14 +22,14 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether anything is promised, in words for somebody who has to sign.
+    """Whether anything is guaranteed, in words for the person who signs.
 
     Attributes:
-        kind: what the claim is worth.
-        headline: the same in a few words.
+        kind: of the verdict.
+        headline: the verdict in a few words.
         sentence: the guarantee, or why there is none.
-        meaning: what it lets somebody find out at most, and what delta is; empty if none holds.
-        warnings: what must not be overlooked, the gravest first.
+        meaning: how to read its figures; empty if there is no guarantee.
+        warnings: the most serious first.
     """
 
     kind: Kind
@@ -97,7 +40,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether something is promised."""
+        """Whether there is something to rely on."""
         return self.kind in ("guarantee", "by-ledger-alone", "nothing-released")
 
 
@@ -107,9 +50,9 @@ class Bound:
 
     Attributes:
         accountant: its name.
-        epsilon: None if it has no formula for such a run.
-        is_guarantee: whether it is an upper bound.
-        note: what it is, in words.
+        epsilon: None if the accountant has no formula for such a run.
+        is_guarantee: whether epsilon is an upper bound.
+        note: the method, in words.
     """
 
     accountant: str
@@ -120,7 +63,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class EpsilonAtDelta:
-    """An epsilon and a delta that hold together."""
+    """An epsilon and the delta at which it holds."""
 
     delta: float
     epsilon: float
@@ -128,7 +71,7 @@ class EpsilonAtDelta:
 
 @dataclass(frozen=True)
 class GroupBound:
-    """What holds for several records at once, such as those of one person."""
+    """The bound for several records at once, such as those of one person."""
 
     records: int
     epsilon: float
@@ -136,17 +79,17 @@ class GroupBound:
 
 @dataclass(frozen=True)
 class Epsilons:
-    """What everything in the ledger spends together.
+    """What all releases in the ledger spend together.
 
     Attributes:
-        delta: at which; None if nobody stated one.
-        claimed: by the accountant of the run; None without a delta.
-        accountant: that accountant.
-        bounds: by each accountant at that delta.
+        delta: of the claim; None if none is stated.
+        claimed: epsilon by the accountant of the run; None without a delta.
+        accountant: of the run.
+        bounds: epsilon by each accountant at that delta.
         curve: by privacy loss distributions, from the largest delta to the smallest.
-        groups: at the same delta; empty where it is not known.
-        detection: the largest share of used records that any test recognizes, if it wrongly names
-            1 % of the others; by privacy loss distributions.
+        groups: bounds for several records at the same delta; empty where they are not known.
+        detection: the largest share of the records used that an attacker identifies with 1 % false
+            alarms; by privacy loss distributions.
     """
 
     delta: float | None
@@ -160,14 +103,14 @@ class Epsilons:
 
 @dataclass(frozen=True)
 class Phase:
-    """Releases in a row that the ledger records.
+    """Consecutive releases of one kind in the ledger.
 
     Attributes:
-        steps: how many.
-        noise_multiplier: of each.
+        steps: number of releases.
+        noise_multiplier: of each release.
         sampling: how records took part, in words.
-        noise: where the noise came from, as recorded.
-        by: "this training", "others", or "unknown" if nothing but the ledger is there.
+        noise: the recorded source of the noise.
+        by: "this training", "others", or "unknown" if there is only a ledger.
     """
 
     steps: int
@@ -195,7 +138,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Item:
-    """A point of a list: a few words, and a sentence about them."""
+    """A point of a list: a title and an explanation."""
 
     title: str
     text: str
@@ -208,17 +151,17 @@ class Statement:
     Attributes:
         format: of this record.
         title: what was trained.
-        made_at: when the report was drawn up, in UTC.
-        verdict: what is promised.
-        unit: what one record is, and which data sets must look alike.
+        made_at: when the report was written, in UTC.
+        verdict: what is guaranteed.
+        unit: what one record is, and which data sets are compared.
         released: what the guarantee covers.
-        not_covered: what it does not, to be confirmed by whoever signs.
+        not_covered: what it does not cover, to be confirmed by the person who signs.
         unknowns: what the evidence does not say.
         epsilons: the figures.
-        phases: what the ledger records, in order; if it is much, added up by kind.
-        sections: how it was done.
-        metrics: by epoch, as they were handed over.
-        audit: what an audit found, as it was handed over.
+        phases: releases in the ledger, in order; long ledgers are summed by kind.
+        sections: tables of how training was done.
+        metrics: by epoch, as supplied.
+        audit: what an audit found, as supplied.
         settings: of the engine, if they are known.
         config: what the run was asked to do, if that is known.
     """
@@ -247,6 +190,26 @@ class Statement:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Statement":
         """What `as_dict` gave; ValueError if it did not give this."""
-        found = restored(cls, data)
+        found = _restore(cls, data)
         assert isinstance(found, cls)
         return found
+
+
+def _restore(kind: Any, data: Any) -> Any:
+    """What `plain` was given, of this type; ValueError if it was something else."""
+    options = get_args(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        if data is None and type(None) in options:
+            return None
+        (kind,) = (each for each in options if each is not type(None))
+        return _restore(kind, data)
+    if get_origin(kind) is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"expected a list, got {data!r}")
+        return tuple(_restore(options[0], each) for each in data)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if not isinstance(data, dict) or set(data) != set(hints):
+            raise ValueError(f"not a {kind.__name__}: expected the fields {', '.join(hints)}")
+        return kind(**{name: _restore(hint, data[name]) for name, hint in hints.items()})
+    return float(data) if kind is float else data

@@ -1,6 +1,11 @@
-"""Sentences for people who have to sign: no formula is needed to read them."""
+"""The sentences, lists and tables of a report, for readers who need no formula."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 from quietgrad._format import printed
+from quietgrad._version import versions_here
 from quietgrad.accounting.events import (
     Adjacency,
     FullBatch,
@@ -9,92 +14,55 @@ from quietgrad.accounting.events import (
     Poisson,
     TruncatedPoisson,
 )
-from quietgrad.report.consistency import is_own
-from quietgrad.report.detection import able
 from quietgrad.report.evidence import Evidence
-from quietgrad.report.statement import Item
+from quietgrad.report.statement import Epsilons, Fact, Item, Section
+from quietgrad.runs.schema import CLIPPINGS, RunSettings, parse_options
 
-_NEIGHBOURS: dict[Adjacency, str] = {
-    "add-remove-one": "add or remove one record",
-    "replace-one": "replace one record by another",
-    "zero-out-one": "blank one record",
-}
-_WHETHER: dict[Adjacency, str] = {
-    "add-remove-one": "whether any one record was used",
-    "replace-one": "whether any one record was used, or another in its place",
-    "zero-out-one": "whether any one record was used, or a blank in its place",
-}
+UNKNOWN = "unknown"
 _ADJACENCY: dict[Adjacency, str] = {
     "add-remove-one": (
-        "Two data sets must look alike if one of them has a single record more than the other."
+        "The guarantee compares two data sets, one of which has a single record more than the"
+        " other."
     ),
     "replace-one": (
-        "Two data sets of the same size must look alike if they differ in a single record. The"
+        "The guarantee compares two data sets of the same size that differ in a single record. The"
         " number of records is public."
     ),
     "zero-out-one": (
-        "Two data sets of the same size must look alike if a single record of one of them is"
-        " blanked, so that it teaches nothing. The number of records is public."
+        "The guarantee compares two data sets of the same size, in one of which a single record is"
+        " blanked, so that it contributes nothing. The number of records is public."
     ),
 }
-_SEEN = "the trained model, and every version of it on the way"
-_READABLE = 1e13  # longer numbers are counted in powers of ten
+_LONGEST = 1e13  # longer numbers are written as powers of ten
 
 
-def guarantee(found: float, epsilon: float, delta: float, adjacency: Adjacency) -> str:
-    """The claim in one sentence; epsilon is rounded up.
-
-    Args:
-        found: the share of used records that tests recognize at most; the words follow it.
-        epsilon: of the claim.
-        delta: of the claim.
-        adjacency: of the claim.
-    """
-    return (
-        f"Whoever sees {_SEEN}, {able(found)} {_WHETHER[adjacency]}:"
-        f" {claim(epsilon, delta)}, {_NEIGHBOURS[adjacency]}."
-    )
-
-
-def hardly_a_guarantee(epsilon: float, delta: float, adjacency: Adjacency) -> str:
-    """The same where tests recognize nearly every used record."""
-    return (
-        f"The bound leaves practically nothing hidden from whoever sees {_SEEN}: a test may tell"
-        f" almost surely {_WHETHER[adjacency]}. Formally this is {claim(epsilon, delta)},"
-        f" {_NEIGHBOURS[adjacency]}; rest no claim of privacy on it, and train again with more"
-        " noise (a smaller epsilon)."
-    )
-
-
-def delta_in_words(delta: float) -> str:
-    """What delta is, where it is stated."""
-    inverse = 1 / delta
-    odds = f"{inverse:,.0f}" if inverse < _READABLE else f"{inverse:.0e}"
-    return (
-        f"Delta is what is left to chance: with a probability of about 1 in {odds}, more may come"
-        " out about a record than epsilon allows."
-    )
+# Phrases.
 
 
 def claim(epsilon: float, delta: float) -> str:
-    """The claim as the literature writes it."""
+    """The claim in the notation of the literature; epsilon is rounded up."""
     return f"(epsilon = {printed(epsilon)}, delta = {delta!r})-differential privacy"
 
 
-def adjacency_in_words(adjacency: Adjacency) -> str:
-    """Which data sets must look alike."""
-    return f"{adjacency}. {_ADJACENCY[adjacency]}"
+def delta_in_words(delta: float) -> str:
+    """What delta means."""
+    inverse = 1 / delta
+    odds = f"{inverse:,.0f}" if inverse < _LONGEST else f"{inverse:.0e}"
+    return (
+        "Delta is a failure probability: with a probability of about"
+        f" 1 in {odds}, the model may reveal more about a record than epsilon allows."
+    )
 
 
 def sampling_in_words(sampling: Participation) -> str:
-    """How records take part, as the accountant takes it."""
+    """How records take part in steps, as the accountant assumes."""
     match sampling:
         case Poisson(rate):
             return f"Poisson: each record joins each step with probability q = {rate:.6g}"
         case TruncatedPoisson(rate, largest):
             return (
-                f"Poisson with q = {rate:.6g}, draws cut to {largest:,} records (the cut is"
-                " accounted for)"
+                f"Poisson with q = {rate:.6g}, batches truncated to {largest:,} records (the"
+                " truncation is accounted for)"
             )
         case Passes(length, times):
             often = "once" if times == 1 else f"{times} times"
@@ -107,21 +75,25 @@ def sampling_in_words(sampling: Participation) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """So many of them."""
+    """A number of things."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# Lists.
 
 
 def unit(evidence: Evidence) -> tuple[Item, ...]:
     """Who or what is protected."""
-    size = None if evidence.settings is None else evidence.settings.dataset_size
-    of = "" if size is None else f", one of {size:,}"
+    settings, adjacency = evidence.settings, evidence.ledger.adjacency
+    among = "" if settings is None else f" of {settings.dataset_size:,} records"
     return (
         Item(
             "Unit of privacy",
-            f"One record: one element of the training data set{of}. If a person has several"
-            " records, the guarantee for that person is weaker (see groups of records below).",
+            f"One record, which is one element of the training data set{among}. If a person has"
+            " several records, the guarantee for that person is weaker (see the table of bounds for"
+            " several records).",
         ),
-        Item("Adjacency", adjacency_in_words(evidence.ledger.adjacency)),
+        Item("Adjacency", f"{adjacency}. {_ADJACENCY[adjacency]}"),
     )
 
 
@@ -130,12 +102,13 @@ def released(evidence: Evidence) -> tuple[Item, ...]:
     found = [
         Item(
             "The weights at every step",
-            "Not only the last ones: every update that was made is counted, and so are"
-            f" recorded updates that were lost. The ledger records {_steps(evidence)}.",
+            "The claim covers the final weights and all intermediate ones. Every recorded"
+            " update is counted, including updates that were lost. The ledger records"
+            f" {count(evidence.ledger.steps, 'release')}.",
         ),
         Item(
             "The noise scale and the number of steps",
-            "All settings in this report are taken to be public, and so is the ledger.",
+            "All settings in this report are assumed to be public, and so is the ledger.",
         ),
     ]
     settings = evidence.settings
@@ -143,116 +116,326 @@ def released(evidence: Evidence) -> tuple[Item, ...]:
         found.append(
             Item(
                 "The clipping radii",
-                "They follow a count of clipped records, released with noise in every step; sum"
-                " and count share the noise multiplier that is recorded.",
+                "They follow a count of clipped records, which is released with noise in every"
+                " step. The recorded noise multiplier covers both the sum and the count.",
             )
         )
     statistics = [
-        event
+        event.steps
         for event in evidence.ledger.events
-        if isinstance(event.sampling, FullBatch) and not (settings and is_own(event, settings))
+        if isinstance(event.sampling, FullBatch) and not (settings and settings.describes(event))
     ]
     if statistics:
-        times = count(sum(event.steps for event in statistics), "release")
         found.append(
             Item(
                 "Sums over the whole data set",
-                f"{times} in which every record took part, such as private statistics for"
-                " normalization; counted.",
+                f"{count(sum(statistics), 'release')} in which every record took part, such as"
+                " private statistics for normalization. They are counted.",
             )
         )
     return tuple(found)
 
 
+_BASELINES = "Models trained without privacy"
+_NOT_COVERED = {
+    "Choices made by looking at the data": (
+        "Hyper-parameters, architecture, number of epochs or a stopping time that were chosen on"
+        " the private records. The cost of tuning is not included, unless its runs were recorded in"
+        " the same ledger."
+    ),
+    "Pre-processing": (
+        "Anything computed from several records before training: vocabularies, means,"
+        " de-duplication, filtering, labels made by another model."
+    ),
+    "Several records of one person": (
+        "Each record is protected on its own. Records of relatives, copies and quotations count as"
+        " other records."
+    ),
+    "Public data and pre-trained weights": (
+        "The people in them are not protected. If the same people are also in the private data,"
+        " what was public about them stays public."
+    ),
+    "Figures read from training data": (
+        "Training losses, gradient norms, diagnostics, logs and error messages carry no noise."
+    ),
+    "Test figures": (
+        "Accuracies and losses in this report are shown as the run recorded them. They must come"
+        " from data other than the training records. That data is not protected by this guarantee."
+    ),
+    _BASELINES: (
+        "A baseline trained without privacy on the same records may reveal any of them. Do not"
+        " release it, nor figures of it that depend on single records."
+    ),
+    "Other models from the same data": (
+        "Every further release about these records spends more privacy. It is counted here only if"
+        " it was recorded in the same ledger."
+    ),
+    "Seeds": (
+        "Noise and sampling must come from secret randomness. A known seed voids the guarantee. The"
+        " ledger records for each step whether its noise was seeded."
+    ),
+    "Floating point and side channels": (
+        "Sums are rounded before the noise is added, by about one part in ten million of the"
+        " sensitivity. Timing, memory and swap of the training machine are not protected."
+    ),
+    "Forgery": (
+        "The ledger's chained hashes reveal damage and careless edits. They do not stop somebody"
+        " who rewrites the whole ledger or trains with other code."
+    ),
+}
+
+
 def not_covered(evidence: Evidence) -> tuple[Item, ...]:
-    """What whoever signs has to make sure of by other means."""
-    return (
-        Item(
-            "Choices made by looking at the data",
-            "Hyper-parameters, architecture, number of epochs or a stopping time that were chosen"
-            " on the private records. What tuning costs is not included, unless its runs were"
-            " recorded in the same ledger.",
-        ),
-        Item(
-            "Pre-processing",
-            "Whatever was computed from several records before training: vocabularies, means,"
-            " de-duplication, filtering, labels made by another model.",
-        ),
-        Item(
-            "Several records of one person",
-            "Each record is protected by itself. Relatives, copies and quotations are other"
-            " records.",
-        ),
-        Item(
-            "Public data and pre-trained weights",
-            "Nothing is promised to the people in them; and if the same people are in both, what"
-            " was public before stays public.",
-        ),
-        Item(
-            "Figures read from training data",
-            "Training losses, gradient norms, diagnostics, logs and error messages: they carry no"
-            " noise.",
-        ),
-        Item(
-            "Test figures",
-            "Accuracies and losses in this report are as the run recorded them. They must come from"
-            " other data than the training records; that data is not protected by this guarantee.",
-        ),
-        _baseline(evidence),
-        Item(
-            "Other models from the same data",
-            "Every further release about these records adds up, unless it was recorded in the"
-            " same ledger.",
-        ),
-        Item(
-            "Seeds",
-            "Noise and sampling must be drawn from secret randomness. A seed that is known voids"
-            " the guarantee; recorded steps say whether there was one.",
-        ),
-        Item(
-            "Floating point and side channels",
-            "Sums are rounded before the noise is added, by about one part in ten million of the"
-            " sensitivity. Times, memory and swap of the training machine are not protected.",
-        ),
-        Item(
-            "Forgery",
-            "The ledger's chained hashes show damage and careless edits. Somebody who rewrites all"
-            " of it, or trains with other code, is not stopped.",
-        ),
-    )
+    """What the person who signs has to verify by other means."""
+    texts = dict(_NOT_COVERED)
+    if (evidence.result or {}).get("non_private") is not None:
+        texts[_BASELINES] = f"One WAS trained on the same data, for comparison. {texts[_BASELINES]}"
+    return tuple(Item(title, text) for title, text in texts.items())
 
 
 def unknowns(evidence: Evidence) -> tuple[str, ...]:
     """What the evidence does not say."""
-    found = []
-    if evidence.settings is None:
-        found.append(
-            "There are no settings of the engine: clipping, sensitivity, batch size, number of"
-            " records, optimizer and the versions used in training are unknown."
-        )
-    if not evidence.is_live and evidence.result is None:
-        found.append(
-            "There is no result: the run was interrupted, is still going on, or was never meant"
-            " to leave one. What the ledger records is counted; how many of its updates are in the"
-            " weights is unknown."
-        )
-    if not evidence.is_live and evidence.config is None:
-        found.append("There is no configuration: what the run was asked to do is unknown.")
-    if evidence.audit is None:
-        found.append("No audit was handed over: the claim was not tested by an attack.")
-    found.append("Whether hyper-parameters were tuned on the private records is not recorded.")
-    return tuple(found)
+    is_from_files = not evidence.is_live
+    found = [
+        (
+            evidence.settings is None,
+            "There are no settings of the engine. Clipping, sensitivity, batch size, number of"
+            " records, optimizer and the versions used in training are unknown.",
+        ),
+        (
+            is_from_files and evidence.result is None,
+            "There is no result. The run was interrupted, is still in progress, or was not meant to"
+            " leave one. All steps in the ledger are counted. It is unknown how many of them are in"
+            " the weights.",
+        ),
+        (
+            is_from_files and evidence.config is None,
+            "There is no configuration. It is unknown what the run was asked to do.",
+        ),
+        (
+            evidence.audit is None,
+            "No audit was supplied: the claim was not tested by an attack.",
+        ),
+        (True, "Whether hyper-parameters were tuned on the private records is not recorded."),
+    ]
+    return tuple(sentence for is_unknown, sentence in found if is_unknown)
 
 
-def _baseline(evidence: Evidence) -> Item:
-    trained = (evidence.result or {}).get("non_private") is not None
-    prefix = "One WAS trained on the same data, for comparison. " if trained else ""
-    return Item(
-        "Models trained without privacy",
-        f"{prefix}A baseline on the same records may reveal any of them: do not release it, nor"
-        " figures of it that tell of single records.",
+# Tables.
+
+_MOST_GROUPS = 12  # the rest is in the statement's JSON
+_FRESH = "drawn from the operating system"
+_SAMPLING_KEYS = {  # by how the description of a sampler begins
+    "poisson": f"{_FRESH} for every pass and never stored, not in checkpoints either",
+    "shuffled": f"{_FRESH} for every pass. The checkpoint of an unfinished pass holds the key of"
+    " its order, which need not be secret because no amplification is claimed",
+    "full batches": "none, because every record takes part in every step",
+    "own batches": "unknown, because a custom sampler draws the batches",
+}
+
+
+def sections(evidence: Evidence, figures: Epsilons) -> tuple[Section, ...]:
+    """All tables, in the order of the page."""
+    settings = evidence.settings
+    tables: dict[str, Iterator[Fact]] = {"Data": _data(evidence)}
+    if settings is not None:
+        tables["Mechanism"] = _mechanism(settings)
+        tables["Clipping"] = _clipping(settings)
+        tables["Sampling"] = _sampling(settings)
+    tables |= {
+        "Steps": _steps(evidence),
+        "Accounting": _accounting(evidence, figures),
+        "Randomness": _randomness(evidence),
+        "Software": _software(evidence),
+        "Evidence": _evidence(evidence),
+    }
+    return tuple(Section(title, tuple(facts)) for title, facts in tables.items())
+
+
+def _data(evidence: Evidence) -> Iterator[Fact]:
+    """Names and sizes. No hash, which could confirm guesses about records."""
+    settings, config = evidence.settings, evidence.config or {}
+    kind = None if settings is None else settings.data.get("dataset")
+    recipe, folder = config.get("recipe"), config.get("data_dir")
+    parts = []
+    if recipe is not None and config.get("smoke"):
+        parts.append(f"synthetic data for a smoke run of the recipe {recipe}")
+    elif recipe is not None:
+        place = "" if folder is None else f", from {folder}"
+        parts.append(f"the data of the recipe {recipe}{place}")
+    if kind is not None:
+        parts.append(f"stored as {kind}")
+    if isinstance(limit := evidence.options.get("limit"), int):
+        parts.append(f"limited to the first {limit:,} records")
+    yield Fact("Training data", "; ".join(parts) or UNKNOWN)
+    yield Fact("Records", UNKNOWN if settings is None else f"{settings.dataset_size:,}")
+    tested = (evidence.result or {}).get("test_records")
+    if isinstance(tested, int):
+        yield Fact("Test records", f"{tested:,}; separate data, not covered by the guarantee")
+    yield Fact("Hash of the data", "omitted, because it could confirm a guess about the records")
+
+
+def _mechanism(settings: RunSettings) -> Iterator[Fact]:
+    data, planned = settings.data, settings.noise_multipliers
+    levels = "" if planned is None or len(planned) < 2 else f", in {len(planned)} levels"
+    yield Fact(
+        "Mechanism",
+        "Gaussian: each record's gradient is clipped, the clipped gradients are summed, Gaussian"
+        " noise is added to every trained parameter, and the sum is divided by a constant",
+    )
+    yield Fact("Noise multiplier (sigma)", f"{settings.noise_multiplier:.6g}{levels}")
+    if data.get("noise_schedule"):
+        yield Fact("Noise schedule", str(data["noise_schedule"]))
+    yield Fact("Standard deviation of the noise", "sigma times the sensitivity")
+    yield Fact("Sensitivity", f"{settings.sensitivity:.6g} (Euclidean norm, one record)")
+    yield Fact(
+        "Divisor of the sum", f"{data.get('normalizer', settings.batch_size)}, a public constant"
+    )
+    yield Fact("Model", f"{_text(data, 'model')} (class name)")
+    yield Fact("Trained parameters", _number(data, "trained_parameters"))
+    yield Fact("Frozen parameters", _number(data, "frozen_parameters"))
+    yield Fact("Optimizer", _text(data, "optimizer"))
+    if data.get("momentum"):
+        yield Fact("Momentum before clipping", options_in_words(data["momentum"]))
+
+
+def _clipping(settings: RunSettings) -> Iterator[Fact]:
+    data, groups = settings.data, settings.data["groups"]
+    yield Fact("Clipping function", clipping_in_words(data.get("clipping", UNKNOWN)))
+    yield Fact("Groups", count(len(groups), "group"))
+    for index, group in enumerate(groups[:_MOST_GROUPS]):
+        tensors = group.get("parameters")
+        size = count(len(tensors), "tensor") if isinstance(tensors, list) else UNKNOWN
+        radius = f"radius {group.get('radius'):.6g}, bound {group['bound']:.6g}, {size}"
+        yield Fact(f"Group {group.get('name', index)}", radius)
+    if len(groups) > _MOST_GROUPS:
+        yield Fact("Further groups", f"{len(groups) - _MOST_GROUPS}, listed in the JSON statement")
+    if data.get("adaptive_radius"):
+        moves = options_in_words(data["adaptive_radius"])
+        yield Fact("Adaptive radius", f"{moves}; the radii above are the initial ones")
+
+
+def clipping_in_words(written: object) -> str:
+    """``AutoS(gamma=0.01)`` as "auto-s, gamma 0.01"; what is not understood stays unchanged."""
+    found = parse_options(written)
+    if found is None:
+        return str(written)
+    name, options = found
+    if name == "Registered" and set(options) == {"name"}:
+        return f"{options['name']}, a custom function"
+    return ", ".join([CLIPPINGS.get(name, name), *_listed(options)])
+
+
+def options_in_words(written: object) -> str:
+    """``AdaptiveRadius(start=1.0, rate=0.2)`` as "start 1.0, rate 0.2"."""
+    found = parse_options(written)
+    return str(written) if found is None or not found[1] else ", ".join(_listed(found[1]))
+
+
+def _listed(options: Mapping[str, object]) -> list[str]:
+    return [f"{name.replace('_', ' ')} {value}" for name, value in options.items()]
+
+
+def _sampling(settings: RunSettings) -> Iterator[Fact]:
+    yield Fact("Expected batch size", count(settings.batch_size, "record"))
+    yield Fact("Sampling rate (q)", f"{settings.sample_rate:.6g}")
+    yield Fact("Sampling performed", _text(settings.data, "sampler"))
+    yield Fact("Sampling assumed by the accountant", sampling_in_words(settings.sampling))
+    yield Fact("Steps in an epoch", _number(settings.data, "steps_per_epoch"))
+
+
+def _steps(evidence: Evidence) -> Iterator[Fact]:
+    recorded, taken = evidence.ledger.steps, evidence.weight_steps
+    settings, config, result = evidence.settings, evidence.config, evidence.result
+    yield Fact("Steps in the ledger", f"{recorded:,} (all of them are counted)")
+    if taken is None:
+        steps = evidence.metrics[-1].get("steps") if evidence.metrics else None
+        last = f"; {steps:,} after the last recorded epoch" if isinstance(steps, int) else ""
+        yield Fact("Steps in the weights", UNKNOWN + last)
+    else:
+        yield Fact("Steps in the weights", f"{taken:,}")
+    missing = 0 if taken is None else recorded - taken
+    if missing > 0:
+        others = min(missing, 0 if settings is None else settings.steps_by_others)
+        parts = [f"{missing - others:,} lost or undone, counted as spent"] * (missing > others)
+        parts += [f"{others:,} of other releases on the same data"] * (others > 0)
+        yield Fact("In the ledger only", f"{missing:,} ({'; '.join(parts)})")
+    if settings is not None:
+        yield Fact("Planned steps", _number(settings.data, "planned_steps", "no plan"))
+    state = "interrupted, or still in progress" if result is None else "finished"
+    yield Fact("State of the run", "reported by a live engine" if evidence.is_live else state)
+    if config is not None:
+        yield Fact("Run begun", _time(config.get("begun")))
+    if result is not None:
+        yield Fact("Run finished", _time(result.get("finished")))
+
+
+def _time(stated: object) -> str:
+    """To the minute; unchanged if it is no time."""
+    if stated is None:
+        return UNKNOWN
+    try:
+        time = datetime.fromisoformat(str(stated))
+    except ValueError:
+        return str(stated)
+    return str(stated) if time.tzinfo is None else f"{time.astimezone(UTC):%Y-%m-%d, %H:%M} UTC"
+
+
+def _accounting(evidence: Evidence, figures: Epsilons) -> Iterator[Fact]:
+    delta, claimed = figures.delta, figures.claimed
+    yield Fact("Accountant of the claim", figures.accountant)
+    yield Fact("Computed with", f"dp-accounting {versions_here()['dp-accounting']}")
+    yield Fact("Delta", UNKNOWN if delta is None else f"{delta!r}. {delta_in_words(delta)}")
+    yield Fact("Epsilon spent", UNKNOWN if claimed is None else printed(claimed))
+    if evidence.settings is not None:
+        target = evidence.settings.data.get("target_epsilon")
+        yield Fact("Target epsilon", "none" if target is None else f"{target:g}")
+    yield Fact("Adjacency", evidence.ledger.adjacency)
+    yield Fact(
+        "Cost of tuning",
+        "not included; trials are counted only if they were recorded in the same ledger",
     )
 
 
-def _steps(evidence: Evidence) -> str:
-    return count(evidence.ledger.steps, "release")
+def _randomness(evidence: Evidence) -> Iterator[Fact]:
+    settings = evidence.settings
+    sources = sorted({event.noise for event in evidence.ledger.events})
+    yield Fact("Noise, as recorded", ", ".join(sources) or "none yet")
+    if settings is not None:
+        yield Fact("Noise source", _text(settings.data, "noise_source"))
+    if evidence.is_seeded:
+        yield Fact("Seeded", "YES: nobody is protected")
+        yield Fact("Keys", "the seed determines noise and sampling, which is for tests only")
+        return
+    yield Fact("Seeded", "no")
+    yield Fact("Keys of the noise", f"{_FRESH} for every step and never stored")
+    if settings is not None:
+        sampler = str(settings.data.get("sampler"))
+        found = (words for start, words in _SAMPLING_KEYS.items() if sampler.startswith(start))
+        yield Fact("Keys of the sampling", next(found, UNKNOWN))
+
+
+def _software(evidence: Evidence) -> Iterator[Fact]:
+    used = None if evidence.settings is None else evidence.settings.data.get("versions")
+    for name, version in versions_here().items():
+        trained = used.get(name) if isinstance(used, dict) else None
+        same = f"{trained or UNKNOWN} in training, {version} in this report"
+        yield Fact(name, version if trained == version else same)
+
+
+def _evidence(evidence: Evidence) -> Iterator[Fact]:
+    yield Fact("Ledger", evidence.ledger.id)
+    if evidence.settings is not None:
+        yield Fact("SHA-256 of the settings, without progress", evidence.settings.digest)
+    for name, digest in evidence.hashes.items():
+        yield Fact(f"SHA-256 of {name}", digest)
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    return UNKNOWN if value is None else str(value)
+
+
+def _number(data: Mapping[str, Any], name: str, otherwise: str = UNKNOWN) -> str:
+    value = data.get(name)
+    return f"{value:,}" if isinstance(value, int) else otherwise

@@ -1,6 +1,4 @@
-"""Runs that are kept in folders, and can go on after an interruption."""
+"""Runs in folders, which can continue after an interruption.
 
-from quietgrad.runs.folder import Checkpointer, RunFolder
-from quietgrad.runs.schema import RunFolderError
-
-__all__ = ["Checkpointer", "RunFolder", "RunFolderError"]
+Import from the modules: `schema` needs no torch, `folder` and `resume` do.
+"""

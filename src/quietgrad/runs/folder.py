@@ -1,18 +1,20 @@
-"""A run in a folder: what it was asked to do, its ledger, its last checkpoint, what came of it.
+"""A run in a folder: what it was asked to do, its ledger, its last checkpoint and its result.
 
 The ledger is on disk before each update is made, and a checkpoint replaces the last one in a single
-move. So a process that is killed at any moment leaves a folder from which the run can go on, and
+move. So a process that is killed at any moment leaves a folder from which the run can continue, and
 whose ledger covers every update in its weights.
 """
 
 import json
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from shutil import copyfileobj, rmtree
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_model
@@ -20,44 +22,41 @@ from torch import nn
 
 from quietgrad._files import file_digest, remove_unfinished, replace_file
 from quietgrad.engine.checkpoint import read_state
-from quietgrad.engine.engine import PrivacyEngine
-from quietgrad.runs.schema import MetricsFile, RunFolderError, now, write_json, writing
+from quietgrad.errors import MissingExtraError
+from quietgrad.runs import schema
+from quietgrad.runs.schema import RunFolderError, parse_object, write_json, writing
 
-# What a run leaves beside its configuration and its ledger, all of it later than those two.
-FILES = (
-    "settings.json",
-    "checkpoint.pt",
-    "metrics.jsonl",
-    "model.safetensors",
-    "result.json",
-    "report.html",
-)
+if TYPE_CHECKING:
+    from quietgrad.engine.engine import PrivacyEngine
+
 _WEIGHTS = ".model."  # begins the name of the folder in which weights are being written
 
 
 class RunFolder:
     """The files of a run.
 
-    `config.json`, what it was asked to do; `settings.json`, what its engine is; `ledger.jsonl`,
-    what was released; `checkpoint.pt`, from where it goes on; `metrics.jsonl`, a line for each
-    epoch; and in the end `model.safetensors`, `result.json` and `report.html`.
+    `config.json`, what it was asked to do; `settings.json`, the settings of its engine;
+    `ledger.jsonl`, what was released; `checkpoint.pt`, from where it continues; `metrics.jsonl`, a
+    line for each epoch; and at the end `model.safetensors`, `result.json` and `report.html`.
 
     Args:
-        path: the folder; `begin` makes it.
+        path: the folder; `begin` creates it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._config, self._model = self.path / schema.CONFIG, self.path / schema.MODEL
+        self._checkpoint = self.path / schema.CHECKPOINT
 
     @property
     def ledger(self) -> Path:
         """The file that an engine takes as its `ledger`."""
-        return self.path / "ledger.jsonl"
+        return self.path / schema.LEDGER
 
     @property
-    def metrics(self) -> MetricsFile:
+    def metrics(self) -> "MetricsFile":
         """The figures of each epoch."""
-        return MetricsFile(self.path / "metrics.jsonl")
+        return MetricsFile(self.path / schema.METRICS)
 
     @property
     def has_run(self) -> bool:
@@ -67,22 +66,21 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """What the run was asked to do."""
-        try:
-            config = json.loads(self._config.read_text())
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{self._config} cannot be read: {error}") from error
-        if not isinstance(config, dict):
-            raise RunFolderError(f"{self._config} is not a configuration: expected a JSON object")
-        return config
+        return _read(self._config)
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """The settings of the engine; None if the run did not get as far."""
+        path = self.path / schema.SETTINGS
+        return _read(path) if path.exists() else None
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What came out of the run; None if it is not finished."""
         try:
-            found = json.loads((self.path / "result.json").read_text())
+            return parse_object((self.path / schema.RESULT).read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
 
     def require_free(self) -> None:
         """Refuse a folder that has a run in it, or files that a run would overwrite."""
@@ -91,7 +89,7 @@ class RunFolder:
                 f"{self.path} holds a run already: resume it, or choose another folder. Its ledger "
                 "says what was spent, so it is not overwritten"
             )
-        taken = [name for name in FILES if os.path.lexists(self.path / name)]
+        taken = [name for name in schema.LATER_FILES if os.path.lexists(self.path / name)]
         if taken:
             raise RunFolderError(
                 f"{self.path} holds {', '.join(taken)} and no run: choose another folder. A run"
@@ -99,10 +97,10 @@ class RunFolder:
             )
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Make the folder for a new run.
+        """Create the folder for a new run.
 
         Raises:
-            RunFolderError: it is not free, or it cannot be made.
+            RunFolderError: it is not free, or it cannot be created.
         """
         self.require_free()
         try:
@@ -113,27 +111,13 @@ class RunFolder:
             ) from error
         write_json(self._config, config)
 
-    @property
-    def settings(self) -> dict[str, Any] | None:
-        """What `describe` kept; None if the run did not get as far."""
-        path = self.path / "settings.json"
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{path} cannot be read ({error}): restore a copy") from error
-        if not isinstance(found, dict):
-            raise RunFolderError(f"{path} is not an engine's settings: restore a copy")
-        return found
-
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Keep what only the engine knows, for the report."""
-        write_json(self.path / "settings.json", settings)
+        write_json(self.path / schema.SETTINGS, settings)
 
     def remove_unfinished(self) -> None:
-        """Remove what a crash left of files that were being replaced; no run may be going on."""
-        for name in (self._config.name, *FILES):
+        """Remove what a crash left of files that were being replaced; no run may be in progress."""
+        for name in (schema.CONFIG, *schema.LATER_FILES):
             remove_unfinished(self.path / name)
         for left in self.path.glob(f"{_WEIGHTS}*"):
             rmtree(left, ignore_errors=True)
@@ -154,13 +138,13 @@ class RunFolder:
         """Keep what came out of the run, in `result.json`.
 
         Returns:
-            The same with the SHA-256 of the weights, by which a report knows them, and the time.
-            A run that was finished before keeps the time it was.
+            The same with the SHA-256 of the weights, by which a report identifies them, and the
+            time. A run that was finished before keeps its time.
         """
         before = self.result
-        finished = now() if before is None else before.get("finished")
+        finished = schema.now() if before is None else before.get("finished")
         kept = {**result, "finished": finished, "model_sha256": file_digest(self._model)}
-        write_json(self.path / "result.json", kept)
+        write_json(self.path / schema.RESULT, kept)
         return kept
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -170,28 +154,75 @@ class RunFolder:
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint; None if the run did not get as far."""
-        if not self._checkpoint.exists():
-            return None
-        return read_state(self._checkpoint)
+        return read_state(self._checkpoint) if self._checkpoint.exists() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}): restore a copy of it") from error
+
+
+class MetricsFile:
+    """Lines are added at the end; lines of epochs that an interruption undid are dropped.
+
+    Args:
+        path: the file; the first line creates it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     @property
-    def _config(self) -> Path:
-        return self.path / "config.json"
+    def steps(self) -> int:
+        """After how many steps the last epoch was measured; 0 if there is none."""
+        found = (line.get("steps") for _, line in self._lines())
+        return max((steps for steps in found if type(steps) is int), default=0)
 
-    @property
-    def _model(self) -> Path:
-        return self.path / "model.safetensors"
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Append the figures of an epoch."""
+        with writing(self._path), self._path.open("a") as stream:
+            stream.write(json.dumps(metrics) + "\n")
 
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.pt"
+    def keep_until(self, epoch: int) -> float:
+        """Drop the figures of later epochs.
+
+        Returns:
+            How many seconds the epochs that are kept took.
+        """
+        if not self._path.exists():
+            return 0.0
+        kept = [(text, line) for text, line in self._lines() if _epoch_of(line) <= epoch]
+        content = "".join(text for text, _ in kept).encode()
+        with writing(self._path):
+            replace_file(self._path, lambda stream: stream.write(content))
+        return float(kept[-1][1].get("seconds", 0.0)) if kept else 0.0
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each line, and what it says: nothing if it was cut."""
+        if not self._path.exists():
+            return
+        for text in self._path.read_text(errors="replace").splitlines(keepends=True):
+            try:
+                yield text, parse_object(text)
+            except ValueError:
+                yield text, {}
+
+
+def _epoch_of(line: Mapping[str, Any]) -> float:
+    """The number of the epoch; infinite for a line that was cut."""
+    try:
+        return float(line["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 _SAVING_SHARE = 20  # at most one twentieth of the time goes into saving
 
 
 class Checkpointer:
-    """Saves a run as often as can be done in passing: the cheaper it is, the less is ever lost.
+    """Saves a run as often as the time it takes allows.
 
     Args:
         folder: where to save.
@@ -200,13 +231,10 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: RunFolder, engine: PrivacyEngine, beside: Mapping[str, Any] | None = None
+        self, folder: RunFolder, engine: "PrivacyEngine", beside: Mapping[str, Any] | None = None
     ) -> None:
-        self._beside = beside or {}
-        self._folder = folder
-        self._engine = engine
-        self._saved_at = 0.0
-        self._cost = 0.0
+        self._folder, self._engine, self._beside = folder, engine, beside or {}
+        self._saved_at = self._cost = 0.0
 
     def save(self) -> None:
         """Save now."""
@@ -219,3 +247,32 @@ class Checkpointer:
         """Save, unless saving would take more than its share of the time."""
         if time.perf_counter() - self._saved_at >= _SAVING_SHARE * self._cost:
             self.save()
+
+
+class EventWriter:
+    """Writes the figures of each epoch for TensorBoard, by number of steps.
+
+    Args:
+        folder: for the event files.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "tensorboard") from error
+        # It creates its folder at once, and a run that is refused must leave none.
+        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder))
+        self._writer: Any = None
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """The figures of one epoch."""
+        if self._writer is None:
+            self._writer = self._open()
+        for name, value in metrics.items():
+            if name not in ("epoch", "steps") and value is not None:
+                self._writer.add_scalar(name, value, metrics["steps"])
+        self._writer.flush()

@@ -1,35 +1,73 @@
-"""Writing the files of a run: each is whole or as it was, and a full disk is said in one line."""
+"""The files of a run folder: their names, their content, and how each is read and checked.
 
+Nothing here imports torch, so a report on a run folder needs none.
+"""
+
+import ast
+import hashlib
 import json
+import math
+import pickle
+import warnings
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from quietgrad._files import replace_file
-from quietgrad.errors import MissingExtraError, QuietgradError
+from quietgrad._checks import require_choice, require_count, require_delta, require_positive
+from quietgrad._files import file_digest, replace_file
+from quietgrad._format import is_number, plain
+from quietgrad.accounting import accountants, events
+from quietgrad.accounting.events import (
+    NOISES,
+    Adjacency,
+    GaussianEvent,
+    Participation,
+    require_adjacency,
+)
+from quietgrad.accounting.ledger import Ledger
+from quietgrad.errors import QuietgradError
+
+CONFIG, LEDGER, SETTINGS = "config.json", "ledger.jsonl", "settings.json"
+CHECKPOINT, METRICS, MODEL = "checkpoint.pt", "metrics.jsonl", "model.safetensors"
+RESULT, REPORT = "result.json", "report.html"
+# What a run writes after its configuration and its ledger.
+LATER_FILES = (SETTINGS, CHECKPOINT, METRICS, MODEL, RESULT, REPORT)
+
+T = TypeVar("T")
 
 
 class RunFolderError(QuietgradError):
     """The folder does not hold the run that is asked for, or cannot take it."""
 
 
+# Reading and writing JSON.
+
+
+def now() -> str:
+    """UTC to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say of whatever a disk refuses which file it was for, and that nothing is lost."""
+    """Turn errors of the disk into one that names the file."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        cause = _of_the_disk(error)
-        if cause is None:
+        # Where torch.save fails in its own clean-up, the error of the disk is the one before.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if not isinstance(cause, OSError | SafetensorError):
             raise
         raise RunFolderError(
-            f"{path} cannot be written ({cause}): make room, or repair what is wrong. What was"
-            " written before is whole"
+            f"{path} cannot be written ({cause}): free disk space or repair the file system. Files"
+            " written earlier are complete"
         ) from error
 
 
@@ -40,100 +78,352 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         replace_file(path, lambda stream: stream.write(text.encode()))
 
 
-def _of_the_disk(error: Exception) -> Exception | None:
-    """The error itself; or, where torch.save stumbles over its own clean-up, the one before it."""
-    if isinstance(error, OSError | SafetensorError):
-        return error
-    before = error.__context__
-    return before if isinstance(before, OSError) else None
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object; ValueError if the text is something else."""
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
 
 
-def now() -> str:
-    """UTC to the second, as ISO 8601 writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+# settings.json
 
 
-class MetricsFile:
-    """Lines are added at the end; those of epochs that an interruption undid are dropped.
+CLIPPINGS = {
+    "Abadi": "abadi",
+    "Reparam": "reparam",
+    "Global": "global",
+    "AutoV": "auto-v",
+    "AutoS": "auto-s",
+    "PSAC": "psac",
+}
 
-    Args:
-        path: the file; the first line makes it.
+
+def parse_options(written: object) -> tuple[str, dict[str, Any]] | None:
+    """Class name and options of a clipping function, of momentum or of an adaptive radius.
+
+    Settings of format 1 have a repr instead, such as ``AutoS(gamma=0.01)``. None if it is not
+    understood.
     """
+    if isinstance(written, Mapping):
+        options = {str(name): value for name, value in written.items() if name != "class"}
+        return (written["class"], options) if isinstance(written.get("class"), str) else None
+    try:
+        call = ast.parse(str(written), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            return None
+        options = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError, MemoryError, RecursionError, TypeError):
+        return None
+    return call.func.id, options
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What `engine.settings()` gave, checked; `data` is all of it, as plain data."""
+
+    data: Mapping[str, Any]
+    delta: float
+    accountant: str
+    adjacency: Adjacency
+    noise_multiplier: float
+    noise_multipliers: tuple[float, ...] | None  # all that were planned, if that is known
+    noise: str  # the source, as recorded in ledgers
+    seeded: bool
+    sampling: Participation
+    dataset_size: int
+    batch_size: int
+    group_bounds: tuple[float, ...]  # how far a record can move the sum of each group
+    steps_taken: int  # updates in the weights when the settings were written
+    ledger_id: str
+    steps_by_others: int  # in that ledger
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "RunSettings":
+        """Check the settings of an engine; ValueError if they are none."""
+        try:
+            return cls._from(data)
+        except KeyError as error:
+            raise ValueError(f"{error} is missing") from error
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not an engine's settings: {error}") from error
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any]) -> "RunSettings":
+        require_choice("format", data["format"], (1, 2))
+        progress, planned = data["progress"], data["noise_multipliers"]
+        seeded = require_choice("seeded", data["seeded"], (True, False))
+        source = require_choice("noise", data["noise"], NOISES)
+        if planned is not None:
+            planned = tuple(require_positive("noise_multipliers", each) for each in planned)
+        return cls(
+            data,
+            delta=require_delta("delta", data["delta"]),
+            accountant=accountants.resolve(data["accountant"]).name,
+            adjacency=require_adjacency(data["adjacency"]),
+            noise_multiplier=require_positive("noise_multiplier", data["noise_multiplier"]),
+            noise_multipliers=planned,
+            noise="seeded" if seeded else source,
+            seeded=seeded,
+            sampling=events.from_dict(data["sampling"]),
+            dataset_size=require_count("dataset_size", data["dataset_size"], at_least=1),
+            batch_size=require_count("batch_size", data["batch_size"], at_least=1),
+            group_bounds=tuple(require_positive("bound", each["bound"]) for each in data["groups"]),
+            steps_taken=require_count("steps_taken", progress["steps_taken"], at_least=0),
+            ledger_id=str(progress["ledger_id"]),
+            steps_by_others=require_count(
+                "steps_by_others", progress["steps_by_others"], at_least=0
+            ),
+        )
+
+    def describes(self, event: GaussianEvent) -> bool:
+        """Whether such a release is one of a run with these settings."""
+        planned = self.noise_multipliers
+        is_planned = planned is None or event.noise_multiplier in planned
+        return event.sampling == self.sampling and is_planned
 
     @property
-    def steps(self) -> int:
-        """After how many steps the last epoch was measured; 0 if there is none."""
-        found = (_parsed(line).get("steps") for line in self._lines())
-        return max((steps for steps in found if type(steps) is int), default=0)
+    def sensitivity(self) -> float:
+        """How far a record can move the sum of clipped gradients at the first step."""
+        return math.hypot(*self.group_bounds)
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Keep the figures of an epoch."""
-        with writing(self._path), self._path.open("a") as stream:
-            stream.write(json.dumps(metrics) + "\n")
+    @property
+    def sample_rate(self) -> float:
+        """Expected share of the records in a step."""
+        return self.batch_size / self.dataset_size
 
-    def keep_until(self, epoch: int) -> float:
-        """Drop the figures of later epochs.
-
-        Returns:
-            How many seconds the epochs that are kept took.
-        """
-        if not self._path.exists():
-            return 0.0
-        kept = [line for line in self._lines() if _epoch_of(line) <= epoch]
-        with writing(self._path):
-            replace_file(self._path, lambda stream: stream.write("".join(kept).encode()))
-        return float(_parsed(kept[-1]).get("seconds", 0.0)) if kept else 0.0
-
-    def _lines(self) -> list[str]:
-        if not self._path.exists():
-            return []
-        return self._path.read_text(errors="replace").splitlines(keepends=True)
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of all settings but "progress"."""
+        lasting = {name: value for name, value in self.data.items() if name != "progress"}
+        canonical = json.dumps(lasting, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _parsed(line: str) -> dict[str, Any]:
-    """What a line says; nothing if it was cut."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+# config.json and result.json
 
 
-def _epoch_of(line: str) -> float:
-    """The number in a line; infinite for one that was cut."""
-    try:
-        return float(_parsed(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def check_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The same; ValueError if it cannot be what a run was asked to do."""
+    _require("recipe", config.get("recipe"), str | None, "a name")
+    _require_seed(config)
+    options = config.get("settings")
+    _require("settings", options, Mapping | None, "an object")
+    if options and options.get("delta") is not None:
+        require_delta("delta", options["delta"])
+    return config
 
 
-class EventWriter:
-    """Writes the figures of each epoch, by number of steps.
+def check_result(result: dict[str, Any]) -> dict[str, Any]:
+    """The same; ValueError if it cannot be the result of a run."""
+    private = result.get("private")
+    _require("private", private, Mapping, "an object")
+    assert isinstance(private, Mapping)
+    _require_seed(result)
+    require_count("steps", private.get("steps"), at_least=0)
+    epsilon, accountant = private.get("epsilon"), private.get("accountant")
+    is_valid = isinstance(epsilon, int | float) and not isinstance(epsilon, bool) and epsilon >= 0
+    if epsilon is not None and not is_valid:  # infinity is valid: with too little noise
+        raise ValueError(f"epsilon={epsilon!r} is not valid: expected a number >= 0")
+    if accountant is not None:
+        accountants.resolve(str(accountant))
+    if private.get("delta") is not None:
+        require_delta("delta", private["delta"])
+    return result
 
-    Args:
-        folder: for the event files.
+
+def _require_seed(data: Mapping[str, Any]) -> None:
+    seed = data.get("seed")
+    if isinstance(seed, bool):
+        raise ValueError(f"seed={seed!r} is not valid: expected a whole number, or null")
+    _require("seed", seed, int | None, "a whole number, or null")
+
+
+def _require(name: str, value: Any, kind: Any, words: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}={value!r} is not valid: expected {words}")
+
+
+# metrics.jsonl
+
+
+def check_metrics(line: object, where: str) -> dict[str, Any]:
+    """The figures of one epoch as plain data; ValueError if they are none."""
+    if not isinstance(line, Mapping):
+        raise ValueError(f"{where} is not an epoch: expected a mapping with 'epoch' and figures")
+    found: dict[str, Any] = plain(line)
+    if not is_number(found.get("epoch")):
+        raise ValueError(f"{where} has no number of its epoch: expected 'epoch'")
+    for name in ("steps", "epsilon"):
+        value = found.get(name)
+        is_any_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (value is None or value == "infinity" or is_any_number):
+            raise ValueError(f"{where} has {name} {value!r}: expected a number")
+    return found
+
+
+def parse_metrics(text: str, where: str) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """All epochs of a file, and notices; an incomplete last line is left out.
 
     Raises:
-        MissingExtraError: tensorboard is not installed.
+        ValueError: another line is no epoch.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def parse(line: str, where: str) -> dict[str, Any]:
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError("tensorboard", "tensorboard") from error
-        # It makes its folder at once, and a run that is refused must leave none.
-        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder))
-        self._writer: Any = None
+            return check_metrics(json.loads(line), where)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{where} is not JSON: {error}") from error
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """The figures of one epoch."""
-        if self._writer is None:
-            self._writer = self._open()
-        for name, value in metrics.items():
-            if name not in ("epoch", "steps") and value is not None:
-                self._writer.add_scalar(name, value, metrics["steps"])
-        self._writer.flush()
+    whole, _, rest = text.rpartition("\n")
+    lines = [line for line in whole.split("\n") if line.strip()]
+    found = [parse(line, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
+    notices = []
+    if rest.strip():
+        try:
+            found.append(parse(rest, where))
+        except ValueError:
+            notices.append(f"{where} ends in the middle of a line. That line was left out.")
+    return tuple(found), tuple(notices)
+
+
+# checkpoint.pt, of which only plain data is read here: no tensors, and no code is run.
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """How many updates are in a checkpoint's weights, and what its ledger had recorded."""
+
+    steps_taken: int
+    ledger: Ledger
+
+
+def read_checkpoint(path: Path) -> CheckpointSummary:
+    """Read a checkpoint without torch; ValueError if no engine saved it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            (name,) = (n for n in names if n.count("/") == 1 and n.endswith("/data.pkl"))
+            with archive.open(name) as stream:
+                state = _PlainUnpickler(stream).load()
+        if not isinstance(state, Mapping):
+            raise ValueError("it is not the state of an engine")
+        steps = require_count("steps_taken", state["steps_taken"], at_least=0)
+        return CheckpointSummary(steps, Ledger.from_dict(state["ledger"]))
+    except Exception as error:  # whatever a damaged file makes of archives and pickles
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+class _Empty:
+    """Stands for a tensor, or a part of one."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module.partition(".")[0] == "torch" or (module, name) == ("_codecs", "encode"):
+            return _Empty
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Empty()
+
+
+# The whole folder.
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Everything a run left behind.
+
+    Attributes:
+        ledger: what was released.
+        settings: of the engine; None if nobody kept them.
+        config: what the run was asked to do.
+        metrics: one mapping per epoch.
+        result: what came out of the run; None if it did not finish.
+        checkpoint: from where the run would continue; None if there is none.
+        hashes: SHA-256 of the files that were read.
+        notices: what is unusual about the files.
+    """
+
+    ledger: Ledger
+    settings: RunSettings | None = None
+    config: Mapping[str, Any] | None = None
+    metrics: tuple[dict[str, Any], ...] = ()
+    result: Mapping[str, Any] | None = None
+    checkpoint: CheckpointSummary | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+
+def read_run(ledger_path: Path, folder: Path | None) -> RunFiles:
+    """Read and check the files of a run.
+
+    Args:
+        ledger_path: the ledger, which must exist.
+        folder: where the other files are; None for a ledger alone.
+
+    Raises:
+        RunFolderError: a file is there and cannot be understood.
+        LedgerError: the ledger was altered.
+    """
+    hashes: dict[str, str] = {}
+    if folder is not None and (folder / MODEL).is_file():
+        hashes[MODEL] = file_digest(folder / MODEL)
+
+    def read(name: str, parse: Callable[[str], T]) -> T | None:
+        return None if folder is None else read_file(folder / name, parse, hashes)
+
+    metrics, notices = read(METRICS, lambda text: parse_metrics(text, METRICS)) or ((), ())
+    settings = read(SETTINGS, lambda text: RunSettings.from_dict(parse_object(text)))
+    config = read(CONFIG, lambda text: check_config(parse_object(text)))
+    result = read(RESULT, lambda text: check_result(parse_object(text)))
+    checkpoint = None
+    if folder is not None and (folder / CHECKPOINT).exists():
+        try:
+            checkpoint = read_checkpoint(folder / CHECKPOINT)
+        except ValueError as error:  # the ledger counts every step without it
+            notices += (
+                f"{CHECKPOINT} cannot be understood ({error}). It may hold more steps than the"
+                " ledger.",
+            )
+    # Last: a run in progress writes the ledger before everything else, so it must not seem behind.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ledger = Ledger.read(ledger_path)
+    return RunFiles(
+        ledger,
+        settings,
+        config,
+        metrics,
+        result,
+        checkpoint,
+        hashes={LEDGER: file_digest(ledger_path), **hashes},
+        notices=(*(f"{each.message}." for each in caught), *notices),
+    )
+
+
+def read_file(path: Path, parse: Callable[[str], T], hashes: dict[str, str]) -> T | None:
+    """What a file says; None if it is not there. Its SHA-256 is added to `hashes`."""
+    if not path.exists():
+        return None
+    try:
+        content = path.read_bytes()
+        found = parse(content.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(
+            f"{path} cannot be understood ({error}): restore a copy of it"
+        ) from error
+    hashes[path.name] = hashlib.sha256(content).hexdigest()
+    return found

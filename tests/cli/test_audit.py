@@ -24,7 +24,7 @@ def test_claim_and_bound_are_printed_and_drawn(tmp_path):
         "of 200 (",
         "right guesses by rank",
         "Not violated",
-        "no proof of safety",
+        "not a proof of safety",
     ):
         assert part in text
     assert "\x1b" not in result.output
@@ -94,7 +94,7 @@ def test_the_figure_shows_claim_bounds_and_scores():
         (["digits", "--runs", "0"], "runs=0 is not valid"),
         (["digits", "--epsilon", "-1"], "epsilon=-1.0 is not valid"),
         (["digits", "--kind", "example", "--canaries", "361"], "more than the 360 held-out"),
-        (["digits", "--inner-steps", "2"], "audits do not know inner momentum"),
+        (["digits", "--inner-steps", "2"], "audits do not support inner momentum"),
         (["digits", "--plot", "audit.gif"], "expected a name that ends in .png"),
         (["digits", "--plot", "no/such/audit.png"], "there is no folder no/such"),
     ],

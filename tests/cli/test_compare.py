@@ -79,7 +79,8 @@ def test_sweep_says_by_which_accountant_and_what_the_grid_itself_costs(tmp_path)
     assert tuning["distribution"] == cheapest
     assert tuning["epsilon"] == pytest.approx(costs[cheapest].epsilon)
     for expected in (
-        "best of a fixed grid of 4 runs, as here, would spend epsilon",
+        "releasing the best of this fixed grid would spend epsilon",
+        "(all 4 runs composed)",
         "random search with 2 choices on average, each 2 runs, would spend",
         f"drawn from a {cheapest.replace('poisson', 'Poisson')} distribution",
         "Renyi accountant",
@@ -103,7 +104,7 @@ def test_what_is_not_the_recipes_own_is_told(tmp_path):
     said = text_of(result)
     for expected in (
         "fashion-mnist (smoke): epsilon 3, 1 epoch, the first 40 samples",
-        "Not the recipe's own settings: made data and a small model (--smoke), 1 epoch (recipe:"
+        "Changed from the recipe: synthetic data and a small model (--smoke), 1 epoch (recipe:"
         " 40), batch size 16 (recipe: 2048), delta 0.001 (recipe: 1e-05), accountant rdp (recipe:"
         " pld), the first 40 samples (recipe: all).",
     ):
@@ -131,7 +132,7 @@ def test_settings_that_are_swept_are_not_told_as_changed(tmp_path):
     assert "learning_rate" not in found["changed"]
     assert found["changed"]["limit"] == 40
     assert "auto-s (smoke): test accuracy, epsilon 3, 1 epoch, the first 40 samples" in said
-    assert "Not the recipe's own settings: made data" in said
+    assert "Changed from the recipe: synthetic data" in said
     over_epsilon = text_of(run("sweep", "digits", *SMALL, "--over", "epsilon=2,4"))
     assert "auto-s (smoke): test accuracy, 1 epoch" in over_epsilon
 

@@ -39,16 +39,16 @@ def test_the_module_can_be_run():
 
 def test_help_lists_every_command():
     output = run("--help").output
-    for name, lazy in COMMANDS.items():
+    for name, sentence in COMMANDS.items():
         assert name in output
-        assert lazy.short_help in output
+        assert sentence in " ".join(output.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name):
     command = main.get_command(None, name)
     assert command.name == name
-    assert command.help.splitlines()[0] == COMMANDS[name].short_help
+    assert command.help.splitlines()[0] == COMMANDS[name]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("epsilom", "epsilon"), ("trian", "train")])

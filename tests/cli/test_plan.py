@@ -5,7 +5,7 @@ import re
 import pytest
 
 import quietgrad as qg
-from quietgrad.cli.target import resolve
+from quietgrad.cli.check import resolve
 from quietgrad.plots.runs import plan_figure
 
 from .helpers import assert_refused, run, run_json, text_of

@@ -42,7 +42,7 @@ def test_the_figure_has_labels_and_final_values(tmp_path, monkeypatch):
     (axes,) = drawn[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("steps", "epsilon")
     for part in ("σ = 1.1", "q = 0.1", "δ = 1e-05", "add-remove-one"):  # noqa: RUF001
-        assert part in axes.get_title()
+        assert part in drawn[0].get_suptitle()
     pld, rdp, gdp = (text.get_text() for text in axes.get_legend().get_texts())
     exact = accounting.epsilon(noise_multiplier=1.1, sample_rate=0.1, steps=3, delta=1e-5)
     assert pld.startswith("pld: ")

@@ -169,7 +169,7 @@ def test_a_run_may_be_resumed_with_the_values_it_has_anyway(out):
 def test_an_approximation_is_called_one_beside_its_figure():
     result = run("--smoke", "--accountant", "gdp", "--no-baseline")
     assert "(NOT a guarantee)" in result.output
-    assert "What holds is" in " ".join(result.output.split())
+    assert "The upper bound is" in " ".join(result.output.split())
 
 
 def test_resume_needs_a_folder():

@@ -59,7 +59,7 @@ def test_ctrl_c_waits_for_the_step_and_loses_nothing(tmp_path, monkeypatch, rare
     assert stopped.exit_code == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert saved_steps(out) == recorded_steps(out) == 6
-    hint = stopped.stderr.partition("Go on with: ")[2]
+    hint = stopped.stderr.partition("Resume with: ")[2]
     assert shlex.split(hint) == ["quietgrad", "train", "digits", "--out", str(out), "--resume"]
     resumed = train("--out", out, "--resume", "--json")
     assert json.loads(resumed.stdout)["private"]["lost_steps"] == 0
@@ -95,7 +95,7 @@ def test_ctrl_c_between_epochs_saves_at_once(tmp_path, monkeypatch, rarely_saved
         ("quietgrad.recipes.images._load_digits", ["train", "digits"], "stopped"),
         ("quietgrad.cli.train.write_for_folder", ["train", "digits", "--smoke"], "--resume"),
         ("quietgrad.cli.report.statement_of_folder", ["report", "nowhere"], "stopped"),
-        ("quietgrad.cli.recipes.Console", ["recipes"], "stopped"),
+        ("quietgrad.cli.common.Console", ["recipes"], "stopped"),
     ],
 )
 def test_ctrl_c_anywhere_is_told_to_the_shell_as_such(monkeypatch, place, command, says):
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_for_the_ledger(tmp_path, monkeypatch):
     result = train("--out", tmp_path / "run", *QUICK)
     assert result.exit_code == 2
     assert "so nothing was released" in result.stderr
-    assert "To go on: quietgrad train digits" in result.stderr
+    assert "Resume with: quietgrad train digits" in result.stderr
 
 
 def test_a_disk_that_does_not_take_the_metrics(tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_paths_are_printed_as_they_are(tmp_path):
     out = tmp_path / "a[" / "b] [bold]x"
     result = train("--smoke", "--accountant", "rdp", "--out", out)
     assert result.exit_code == 0
-    assert f"Kept in {out}" in result.output
+    assert f"Run folder: {out}" in result.output
     again = train("--out", out, "--resume")
     assert f"The run in {out} is finished" in again.output
 

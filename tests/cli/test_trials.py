@@ -14,9 +14,9 @@ from quietgrad import accounting, recipes
 from quietgrad.cli import trials as cli_trials
 from quietgrad.cli.compare import Column
 from quietgrad.cli.compare import CompareReport as Comparison
-from quietgrad.cli.recipe_options import variants_of
+from quietgrad.cli.recipe_options import RequestedOptions
+from quietgrad.cli.sweep import Axis, SweepCost
 from quietgrad.cli.sweep import SweepReport as Sweep
-from quietgrad.cli.sweep_grid import Axis, SweepCost
 from quietgrad.recipes import Places
 from quietgrad.recipes.trials import Origin, Trial, Trials, TrialsError
 
@@ -102,8 +102,8 @@ def test_what_is_not_known_is_not_told(change):
 
 def test_options_given_win_over_what_is_tuned_for_a_clipping_function():
     """As in `compare`: a learning rate that was given is the one that is trained with."""
-    options = {"learning_rate": 0.7}
-    found = variants_of("mnist", ["auto-s", "abadi"], options, Places(), smoke=False)
+    asked = RequestedOptions("mnist", {"learning_rate": 0.7})
+    found = cli_trials.variants_of(asked, ["auto-s", "abadi"])
     rates = {name: recipe.settings.learning_rate for name, recipe in found.items()}
     assert rates == {"auto-s": 0.7, "abadi": 0.7}
     assert found["abadi"].settings.radius == 0.1
@@ -316,8 +316,8 @@ def test_the_hint_goes_on_with_what_was_asked_for(monkeypatch, command):
     with monkeypatch.context() as patch:
         result = stopped(patch, *command)
     assert result.exit_code == 130
-    assert "stopped after 0 trials. Go on with: quietgrad " in result.output
-    program, *again = shlex.split(result.output.split("Go on with: ")[1])
+    assert "stopped after 0 trials. Resume with: quietgrad " in result.output
+    program, *again = shlex.split(result.output.split("Resume with: ")[1])
     assert program == "quietgrad"
     assert again[0] == command[0]
     assert "--resume" in again

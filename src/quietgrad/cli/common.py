@@ -1,8 +1,9 @@
-"""A user's mistake ends with one clear line and exit code 2, not with a traceback."""
+"""What every command shares: mistakes told in one line, output as text or JSON, plots in files."""
 
+import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,8 +11,11 @@ from typing import Any, TextIO
 import click
 from rich.console import Console
 
+from quietgrad.accounting.accountants.base import quiet_absl
 from quietgrad.errors import MissingExtraError, QuietgradError
 from quietgrad.plots.runs import require_matplotlib
+
+# Errors: a user's mistake ends with one clear line and exit code 2, not with a traceback.
 
 
 class Refusal(click.ClickException):
@@ -37,10 +41,21 @@ def interrupts() -> Iterator[None]:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Warnings as lines on stderr, without the place in the code where they arose."""
+    """Print warnings as lines on stderr, without the place in the code where they arose."""
     with warnings.catch_warnings():
         warnings.showwarning = _show
         yield
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 @contextmanager
@@ -57,19 +72,22 @@ def refusals() -> Iterator[None]:
             raise Refusal(str(error)) from error
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """As `warnings.showwarning` is called."""
-    click.echo(f"Warning: {message}", err=True)
+@contextmanager
+def computing(what: str) -> Iterator[None]:
+    """Show `what` as the work under way, if stderr is a terminal; errors become refusals.
+
+    Warnings of dp-accounting are dropped. There are dozens of lines about Renyi orders that it
+    leaves out and about overflows; without an order a bound is still a bound, and so is infinity.
+    """
+    quiet = warnings.catch_warnings(action="ignore", category=RuntimeWarning)
+    with refusals(), quiet_absl(), quiet, Console(stderr=True).status(f"{what} ..."):
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(as_typed(str(error))) from error
 
 
-# What the accounting functions call an argument, as it is typed here.
+# Arguments of the accounting functions, and the options that they are given as.
 _OPTIONS = {
     "accountant": "--accountant",
     "adjacency": "--adjacency",
@@ -84,49 +102,72 @@ _OPTIONS = {
 _ARGUMENT = re.compile(rf"(?<![\w-])({'|'.join(_OPTIONS)})(?==)|\bnoise_multiplier\b")
 
 
-@contextmanager
-def computing(what: str) -> Iterator[None]:
-    """Show `what` is being computed, if stderr is a terminal, and turn errors into refusals."""
-    status = Console(stderr=True).status(f"{what} ...")
-    with refusals(), _named_as_typed(), _without_library_warnings(), status:
-        yield
-
-
 def as_typed(message: str) -> str:
-    """The message with `steps=0` and the like written as options."""
+    """Write `steps=0` and the like in a message as options."""
     return _ARGUMENT.sub(lambda found: _OPTIONS[found[0]], message)
 
 
-@contextmanager
-def _named_as_typed() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(as_typed(str(error))) from error
+def require_one(**given: object) -> None:
+    """Refuse unless exactly one of two options was given; ValueError names both."""
+    if sum(value is not None for value in given.values()) != 1:
+        names = " or ".join("--" + name.replace("_", "-") for name in given)
+        found = "neither" if all(value is None for value in given.values()) else "both"
+        raise ValueError(f"expected either {names}, got {found}")
 
 
-@contextmanager
-def _without_library_warnings() -> Iterator[None]:
-    """dp-accounting warns, in dozens of lines, of Renyi orders it leaves out and of overflows.
+# Output.
 
-    Without an order a bound is still a bound, and so is infinity: nothing a user has to act on.
-    """
-    from absl import logging  # dp-accounting's; imported only where it is imported too
 
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            yield
-    finally:
-        logging.set_verbosity(before)
+def to_json(found: Any, *, strict: bool = True) -> str:
+    """One JSON object, for files and for `--json`."""
+    return json.dumps(found, indent=2, allow_nan=not strict)
 
+
+def print_result(found: Any, show: Callable[[Console], None], *, as_json: bool) -> None:
+    """Print a result as one JSON object, or as `show` prints it for people."""
+    if as_json:
+        click.echo(to_json(found))
+    else:
+        show(Console())
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines unchanged: paths and names are neither wrapped nor read as markup."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def title(name: str) -> str:
+    """The name of a score or setting in words."""
+    return name.replace("_", " ")
+
+
+def score(name: str, value: float) -> str:
+    """A score: shares in per cent, everything else as a number."""
+    return f"{value:.1%}" if name.endswith(("accuracy", "f1")) else f"{value:.3f}"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+# Plots.
 
 _ENDINGS = (".png", ".svg", ".pdf")
 
 
+def plot_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option `--plot FILE`."""
+    return click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Also draw {what} into this file ({', '.join(_ENDINGS[:2])} or {_ENDINGS[2]}).",
+    )
+
+
 def require_drawable(file: Path) -> None:
-    """Complain about what would only fail after the work is done.
+    """Refuse what would only fail after the work is done.
 
     Raises:
         ValueError: such a file cannot be written.
@@ -140,45 +181,9 @@ def require_drawable(file: Path) -> None:
 
 
 def write_figure(figure: Any, file: Path) -> None:
-    """Write a matplotlib figure."""
+    """Write a matplotlib figure, and say so on stderr."""
     try:
         figure.savefig(file)
     except OSError as error:
         raise Refusal(f"--plot {file}: {error.strerror}") from error
-
-
-_IN_PER_CENT = ("accuracy", "f1")
-
-
-def title(name: str) -> str:
-    """Of a column or row."""
-    return name.replace("_", " ")
-
-
-def score(name: str, value: float) -> str:
-    """Shares in per cent, everything else as a number."""
-    if name.endswith(_IN_PER_CENT):
-        return f"{value:.1%}"
-    return f"{value:.3f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-class Folder(click.Path):
-    """A path that is not empty: an unset variable in a script is not the current folder.
-
-    Args:
-        options: as `click.Path` takes them.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(file_okay=False, path_type=Path, **options)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As `click.Path` does."""
-        if value == "":
-            self.fail("an empty path: expected a folder ('.' is the current one)", param, ctx)
-        return super().convert(value, param, ctx)
+    click.echo(f"Plot written to {file}", err=True)

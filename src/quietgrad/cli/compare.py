@@ -11,28 +11,74 @@ from rich.table import Table
 
 from quietgrad._checks import require_count
 from quietgrad.cli.common import counted, refusals
-from quietgrad.cli.recipe_options import (
-    place_options,
-    recipe_argument,
-    recipe_options,
-    require_settings,
-    variants_of,
-)
+from quietgrad.cli.options import json_option
+from quietgrad.cli.recipe_options import RequestedOptions, recipe_options
 from quietgrad.cli.trials import (
+    Bench,
     Changes,
     Interval,
-    as_json,
     changes,
-    course,
+    conditions,
+    finish,
     interval,
     is_beside_papers,
-    out_options,
-    ready,
+    split_clippings,
     titled,
     told,
+    trial_options,
+    variants_of,
 )
-from quietgrad.recipes.recipe import Places, Recipe, Reference
+from quietgrad.recipes.recipe import Recipe, Reference
 from quietgrad.recipes.trials import NOT_PRIVATE, Trial, finite
+
+_COMPARED = "abadi,auto-s,psac"
+_RESULT = "compare.json"
+
+
+@click.command(epilog="Recipes: see `quietgrad recipes`.")
+@recipe_options
+@trial_options(seeds=5, each="clipping function")
+@click.option("--baseline", is_flag=True, help="Also train without privacy.")
+@json_option
+def compare(
+    asked: RequestedOptions,
+    seeds: int,
+    out: Path | None,
+    resume: bool,
+    baseline: bool,
+    as_json: bool,
+) -> None:
+    """Train RECIPE with several clipping functions and compare them.
+
+    --clipping takes several names, separated by commas (default: abadi,auto-s,psac). Each function
+    is trained with the settings that the recipe has for it. The seeds are 0, 1, ...: the figures
+    can be reproduced, and therefore the runs protect nobody.
+    """
+    console = Console(quiet=as_json)
+    asked, names = split_clippings(asked, _COMPARED)
+    with refusals():
+        require_count("seeds", seeds, at_least=1)
+        variants = variants_of(asked, names)
+        chosen = list(variants.values())
+        for variant in chosen:
+            _ = variant.settings.engine_options  # refuses what the clipping function does not take
+        bench = Bench(console, chosen, asked, out=out, resume=resume, results=[_RESULT])
+    with bench.resume_hint_on_interrupt():
+        columns = [
+            Column.of(name, variant, bench.trials(name, variant, range(seeds)))
+            for name, variant in variants.items()
+        ]
+        if baseline:
+            made = bench.trials("non-private", chosen[0], range(seeds), is_private=False)
+            columns.append(Column.of(NOT_PRIVATE, chosen[0], made))
+    report = CompareReport(chosen[0], tuple(columns), asked.smoke)
+    finish(
+        report.as_dict(),
+        report.show,
+        console,
+        None if out is None else out / _RESULT,
+        as_json=as_json,
+    )
 
 
 @dataclass(frozen=True)
@@ -98,10 +144,22 @@ class CompareReport:
         for note in self._notes():
             console.print(note, highlight=False)
 
+    @property
+    def _papers(self) -> list[Reference]:
+        return [column.reference for column in self.columns if column.reference is not None]
+
+    @property
+    def _changed(self) -> Changes:
+        """In any column: options are the same for all, what the recipe has for each may not be."""
+        found: Changes = {}
+        for column in self.columns:
+            found = changes(column.recipe) | found
+        return found
+
     def _table(self) -> Table:
         task = self.recipe.task
         name = titled(self.recipe.name, smoke=self.smoke)
-        table = Table(title=f"{name}: {course(self.recipe.settings)}")
+        table = Table(title=f"{name}: {conditions(self.recipe.settings)}")
         table.add_column("clipping")
         paper = ["paper"] if self._papers else []
         for title in (f"test {task.metric}", *paper, "learning rate", "radius", "time"):
@@ -109,10 +167,6 @@ class CompareReport:
         for column in self.columns:
             table.add_row(*self._row(column))
         return table
-
-    @property
-    def _papers(self) -> list[Reference]:
-        return [column.reference for column in self.columns if column.reference is not None]
 
     def _row(self, column: Column) -> tuple[str, ...]:
         settings, paper = column.recipe.settings, column.reference
@@ -131,14 +185,6 @@ class CompareReport:
             f"{seconds:.0f} s",
         )
 
-    @property
-    def _changed(self) -> Changes:
-        """In any column: options are the same for all, what the recipe has for each may not be."""
-        found: Changes = {}
-        for column in self.columns:
-            found = changes(column.recipe) | found
-        return found
-
     def _notes(self) -> list[str]:
         seeds = len(self.columns[0].trials)
         notes = [
@@ -149,7 +195,7 @@ class CompareReport:
             " (quietgrad tune-cost).",
         ]
         if changed := self._told_changes():
-            notes.append(f"Not the recipe's own settings: {changed}.")
+            notes.append(f"Changed from the recipe: {changed}.")
         if self._papers and not is_beside_papers(self._changed, smoke=self.smoke):
             notes.append("The papers' figures are not for these settings.")
         return notes + [f"Paper: {line}." for line in _sources(self._papers)]
@@ -179,66 +225,3 @@ def _sources(papers: Sequence[Reference]) -> list[str]:
         f"{', '.join(names)} from {source}{f' ({note})' if note else ''}"
         for (source, note), names in cited.items()
     ]
-
-
-_COMPARED = "abadi,auto-s,psac"
-_RESULT = "compare.json"
-
-
-@click.command(epilog="Recipes: see `quietgrad recipes`.")
-@recipe_argument
-@recipe_options
-@place_options
-@click.option("--seeds", type=int, default=5, show_default=True, help="Trainings of each.")
-@click.option("--baseline", is_flag=True, help="Also train without privacy.")
-@out_options
-@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object and nothing else.")
-def compare(
-    recipe: str,
-    seeds: int,
-    baseline: bool,
-    out: Path | None,
-    resume: bool,
-    wants_json: bool,
-    data_dir: Path | None,
-    model_dir: Path | None,
-    smoke: bool,
-    **overrides: Any,
-) -> None:
-    """Train RECIPE with several clipping functions and compare.
-
-    --clipping takes several names, with commas between them (default: abadi,auto-s,psac). Each is
-    trained with the settings the recipe has for it. The seeds are 0, 1, ...: the figures can be
-    reproduced, and therefore the runs protect nobody.
-    """
-    console = Console(quiet=wants_json)
-    given = {name: value for name, value in overrides.items() if value is not None}
-    names = [each.strip() for each in given.pop("clipping", _COMPARED).split(",")]
-    places = Places(data_dir, model_dir)
-    with refusals():
-        require_count("seeds", seeds, at_least=1)
-        variants = variants_of(recipe, names, given, places, smoke=smoke)
-        chosen = list(variants.values())
-        require_settings(chosen)
-        bench = ready(
-            console, chosen, places, smoke=smoke, out=out, resume=resume, results=[_RESULT]
-        )
-    try:
-        columns = [
-            Column.of(name, variant, bench.trials(name, variant, range(seeds)))
-            for name, variant in variants.items()
-        ]
-        if baseline:
-            made = bench.trials("non-private", chosen[0], range(seeds), is_private=False)
-            columns.append(Column.of(NOT_PRIVATE, chosen[0], made))
-    except KeyboardInterrupt:
-        raise bench.stopped() from None
-    report = CompareReport(chosen[0], tuple(columns), smoke)
-    found = as_json(report.as_dict())
-    if out is not None:
-        with refusals():
-            (out / _RESULT).write_text(found + "\n", encoding="utf-8")
-    if wants_json:
-        click.echo(found)
-    else:
-        report.show(console)

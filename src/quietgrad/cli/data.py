@@ -1,15 +1,15 @@
 """`quietgrad data list` and `quietgrad data fetch NAME`: data sets and weights in the cache."""
 
-import json
+from functools import partial
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from quietgrad.cli.common import refusals
+from quietgrad.cli.common import print_result, refusals, say
 from quietgrad.cli.options import json_option
-from quietgrad.cli.progress import shown, terminated_as_interrupted
+from quietgrad.cli.progress import download, terminated_as_interrupted
 from quietgrad.data.cache import cache_folder, cached_file, is_whole
 from quietgrad.data.cache import fetch as fetch_data
 from quietgrad.data.sources import FOLDERS, SOURCES, Source, own_folder, source_of
@@ -19,81 +19,68 @@ _ALL = "all"
 
 @click.group()
 def data() -> None:
-    """Data sets that recipes train on: what there is, and what is here."""
+    """List and fetch the data sets that recipes train on."""
 
 
 @data.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """What can be fetched, what a folder of one's own is for, and what is here."""
-    if as_json:
-        click.echo(json.dumps([*map(_source, SOURCES.values()), *_folders()], indent=2))
-        return
-    console = Console()
-    entries = [_source(source) for source in SOURCES.values()]
-    console.print(_packages_table(entries))
-    _say(console, f"Kept in {cache_folder()}")
-    for entry in entries:
-        if entry["damaged"]:
-            again = f"delete {entry['path']} and run `quietgrad data fetch {entry['name']}`"
-            _say(console, f"{entry['name']} is damaged: {again}")
-    console.print(_folders_table())
-    console.print("Folders are given to a recipe, or looked for in $QUIETGRAD_DATA/<name>")
+    """List all data sets and weights, and which of them are present."""
+    packages = [_state_of(source) for source in SOURCES.values()]
+    folders = [
+        vars(entry) | {"kind": "folder", "path": str(own_folder(entry.name) or "") or None}
+        for entry in FOLDERS.values()
+    ]
+
+    def show(console: Console) -> None:
+        table = Table("name", "content", "MB", "present")
+        table.title, table.title_justify = "From packages", "left"
+        for source, each in zip(SOURCES.values(), packages, strict=True):
+            content = f"{source.content}\n[dim]{source.registry} {source.requirement}[/dim]"
+            present = "damaged" if each["damaged"] else "yes" if each["fetched"] else ""
+            table.add_row(source.name, content, f"{source.megabytes:g}", present)
+        console.print(table)
+        say(console, f"Cache folder: {cache_folder()}")
+        for each in packages:
+            if each["damaged"]:
+                again = f"delete {each['path']} and run `quietgrad data fetch {each['name']}`"
+                say(console, f"{each['name']} is damaged: {again}")
+        table = Table("name", "content, and its files", "present")
+        table.title, table.title_justify = "From a folder of your own", "left"
+        for entry in folders:
+            content = f"{entry['content']}\n[dim]{entry['files']}[/dim]"
+            table.add_row(entry["name"], content, "yes" if entry["path"] else "")
+        console.print(table)
+        console.print("Give such a folder as --data-dir, or put it into $QUIETGRAD_DATA/<name>.")
+
+    print_result([*packages, *folders], show, as_json=as_json)
 
 
 @data.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @json_option
 def fetch(names: tuple[str, ...], as_json: bool) -> None:
-    """Fetch packages by name and version, and verify them; `all` for every one."""
+    """Fetch data packages by name and verify them.
+
+    `all` stands for every package. The version and the SHA-256 of each are fixed.
+    """
+    console = Console(stderr=True, quiet=as_json)
+    fetched = {}
     with terminated_as_interrupted(), refusals():
         # A wrong name fails before any fetching, also beside `all`.
         known = {name: source_of(name) for name in names if name != _ALL}
-        sources = list((known | SOURCES if _ALL in names else known).values())
-        console = Console(stderr=True, quiet=as_json)
-        fetched = {source.name: str(_fetched(source, console)) for source in sources}
-    if as_json:
-        click.echo(json.dumps([_source(SOURCES[name]) for name in fetched], indent=2))
-    else:
-        click.echo("\n".join(fetched.values()))
+        for source in (known | SOURCES if _ALL in names else known).values():
+            with download(console, source) as watch:
+                fetched[source.name] = str(fetch_data(source.name, partial(say, console), watch))
+    print_result(
+        [_state_of(SOURCES[name]) for name in fetched],
+        lambda _: click.echo("\n".join(fetched.values())),
+        as_json=as_json,
+    )
 
 
-def _fetched(source: Source, console: Console) -> object:
-    with shown(console, source) as (tell, watch):
-        return fetch_data(source.name, tell, watch)
-
-
-def _packages_table(entries: list[dict[str, Any]]) -> Table:
-    table = Table("name", "what", "MB", "here", title="From packages", title_justify="left")
-    for source, entry in zip(SOURCES.values(), entries, strict=True):
-        what = f"{source.content}\n[dim]{source.registry} {source.requirement}[/dim]"
-        here = "damaged" if entry["damaged"] else "yes" if entry["fetched"] else ""
-        table.add_row(source.name, what, f"{source.megabytes:g}", here)
-    return table
-
-
-def _folders_table() -> Table:
-    table = Table("name", "what, and its files", "here")
-    table.title, table.title_justify = "From a folder of your own", "left"
-    for entry in FOLDERS.values():
-        what = f"{entry.content}\n[dim]{entry.files}[/dim]"
-        table.add_row(entry.name, what, "yes" if own_folder(entry.name) else "")
-    return table
-
-
-def _source(source: Source) -> dict[str, Any]:
+def _state_of(source: Source) -> dict[str, Any]:
     """With what is in the cache, verified: all packages together take less than a second."""
     path, whole = cached_file(source.name), is_whole(source.name)
-    here = {"fetched": whole, "damaged": path is not None and not whole}
-    return vars(source) | here | {"path": str(path) if path else None}
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _folders() -> list[dict[str, object]]:
-    return [
-        vars(entry) | {"kind": "folder", "path": str(own_folder(entry.name) or "") or None}
-        for entry in FOLDERS.values()
-    ]
+    state = {"fetched": whole, "damaged": path is not None and not whole}
+    return vars(source) | state | {"path": str(path) if path else None}

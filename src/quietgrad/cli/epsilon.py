@@ -1,19 +1,29 @@
-"""`quietgrad epsilon`: what a run spends."""
+"""`quietgrad epsilon`: what each accountant says that a run spends."""
 
-import json
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from quietgrad._checks import require_delta, require_number
+from quietgrad._format import json_number, printed
 from quietgrad.accounting.accountants import names as accountant_names
+from quietgrad.accounting.accountants import profile, resolve
+from quietgrad.accounting.accountants.base import PrivacyProfile
 from quietgrad.accounting.events import Passes, Poisson, TruncatedPoisson
-from quietgrad.cli import spending
-from quietgrad.cli.common import computing, require_drawable, write_figure
+from quietgrad.cli.common import (
+    computing,
+    plot_option,
+    print_result,
+    require_drawable,
+    require_one,
+    write_figure,
+)
 from quietgrad.cli.options import (
     TrainingPlan,
     adjacency_option,
@@ -21,127 +31,100 @@ from quietgrad.cli.options import (
     noise_option,
     plan_options,
 )
-from quietgrad.cli.spending import Question, Spent, question, spent
-from quietgrad.plots.runs import EpsilonCurve, epsilon_figure, epsilon_over_steps
+from quietgrad.plots.runs import epsilon_figure, epsilon_over_steps
 
+_APPROXIMATION = "approximation, NOT a guarantee"
+_BOUNDS = {"pld": "upper bound, tight", "rdp": "upper bound (Renyi)"}
 _DOES_NOT_HOLD = "if sampling had been Poisson: does not hold for shuffled batches"
 
 
 @dataclass(frozen=True)
-class EpsilonReport:
-    """Every accountant's answer.
+class Question:
+    """Epsilon at a delta, or delta at an epsilon.
 
     Attributes:
-        plan: the run.
-        noise_multiplier: of its every step.
-        question: what was asked.
-        results: the answers.
-        pretended: for shuffled batches, the Poisson-sampled run they are often taken for.
-        untrue: the answers for that one, which do not hold for what is done.
+        asked: the name of what is asked for.
+        known: the name of the other.
+        at: the value of the other.
     """
 
-    plan: TrainingPlan
-    noise_multiplier: float
-    question: Question
-    results: list[Spent]
-    pretended: TrainingPlan | None = None
-    untrue: list[Spent] = field(default_factory=list)
+    asked: Literal["epsilon", "delta"]
+    known: Literal["epsilon", "delta"]
+    at: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        known = {self.question.known: self.question.at}
-        inputs = {"noise_multiplier": self.noise_multiplier} | self.plan.given.typed() | known
-        report = {"inputs": inputs} | self.plan.as_dict() | {"results": self._dict(self.results)}
-        if self.pretended is not None:
-            report["if_poisson"] = (
-                {"holds": False} | self.pretended.as_dict() | {"results": self._dict(self.untrue)}
-            )
-        return report
+    @classmethod
+    def of(cls, *, delta: float | None = None, epsilon: float | None = None) -> "Question":
+        """What is asked by giving one of the two; ValueError unless it is one, and in range."""
+        require_one(delta=delta, epsilon=epsilon)
+        if epsilon is not None:
+            return cls("delta", "epsilon", require_number("--epsilon", epsilon, at_least=0.0))
+        return cls("epsilon", "delta", require_delta("--delta", delta))
 
-    def show(self, console: Console) -> None:
-        """The same for people."""
-        asked = self.question
-        console.print(
-            f"{spending.steps(self.plan)} with noise multiplier {self.noise_multiplier:g}"
-        )
-        for line in spending.setting(self.plan, f"{asked.known} {asked.at:g}"):
-            console.print(line)
-        console.print(self._table())
-        if math.inf in [each.value for each in self.results]:
-            console.print("infinity: that accountant can show no finite epsilon at this delta.")
-
-    def _table(self) -> Table:
-        shuffled = self.pretended is not None
-        table = Table()
-        table.add_column("accountant")
-        performed = " as performed: shuffled, not amplified" if shuffled else ""
-        table.add_column(self.question.asked + performed, justify="right", max_width=21)
-        if shuffled:
-            table.add_column(_DOES_NOT_HOLD, justify="right", max_width=21)
-        table.add_column("what it is")
-        for number, each in enumerate(self.results):
-            beside = [str(self.untrue[number])] if shuffled else []
-            words = spending.what_it_is(each, self.results)
-            table.add_row(each.accountant, str(each), *beside, words)
-        return table
-
-    def _dict(self, answers: list[Spent]) -> dict[str, Any]:
-        return {each.accountant: each.as_dict(self.question) for each in answers}
+    def answer(self, profile: PrivacyProfile) -> float:
+        """What is asked for."""
+        return profile.epsilon(self.at) if self.asked == "epsilon" else profile.delta(self.at)
 
 
-def require_plottable(file: Path, question: Question) -> None:
-    """Complain about what would only fail after the work is done.
+@dataclass(frozen=True)
+class Spent:
+    """One accountant's answer.
 
-    Raises:
-        ValueError: such a plot cannot be drawn or written.
-        MissingExtraError: matplotlib is not installed.
+    Attributes:
+        accountant: its name.
+        is_guarantee: whether the value is an upper bound for the run.
+        value: the answer; None if the accountant has none for such a run.
+        refusal: why it has none.
     """
-    if question.asked != "epsilon":
-        raise ValueError("--plot draws epsilon over steps: it needs --delta, not --epsilon")
-    require_drawable(file)
+
+    accountant: str
+    is_guarantee: bool
+    value: float | None
+    refusal: str | None = None
+
+    def __str__(self) -> str:
+        return "not defined" if self.value is None else printed(self.value, up=self.is_guarantee)
+
+    def meaning(self, answers: Sequence["Spent"]) -> str:
+        """What the figure is, beside those of other accountants."""
+        if self.value is None:
+            return "no formula for such a run"
+        if self.is_guarantee:
+            return _BOUNDS.get(self.accountant, "upper bound")
+        # With little noise or large batches the central-limit formula is far above the truth.
+        bounds = (each.value for each in answers if each.is_guarantee and each.value is not None)
+        above = self.value > min(bounds, default=math.inf)
+        return f"{_APPROXIMATION}: {'here above' if above else 'usually below'} the true value"
 
 
-def write_plot(file: Path, report: EpsilonReport) -> None:
-    """Compute the curves, draw them, write the file."""
-    with computing("Computing epsilon over steps"):
-        curves = {
-            _label(result, report): _curve(result, report)
-            for result in report.results
-            if result.value is not None
+def spent(
+    plan: TrainingPlan, noise_multiplier: float, question: Question, accountants: Iterable[str]
+) -> list[Spent]:
+    """The answers of all of these accountants; ValueError if none has one for such a run."""
+    answers = []
+    for name in accountants:
+        guarantee, event = resolve(name).is_guarantee, plan.event(noise_multiplier)
+        try:
+            found = profile([event], accountant=name, adjacency=plan.adjacency)
+        except ValueError as error:
+            answers.append(Spent(name, guarantee, None, str(error)))
+        else:
+            answers.append(Spent(name, guarantee, question.answer(found)))
+    if all(each.value is None for each in answers):
+        raise ValueError(answers[0].refusal)
+    return answers
+
+
+def answers_as_dict(answers: Iterable[Spent], question: Question) -> dict[str, Any]:
+    """Answers by accountant, for `--json`."""
+    return {
+        each.accountant: {
+            question.asked: json_number(each.value),
+            question.known: question.at,
+            "is_guarantee": each.is_guarantee,
+            **({} if each.refusal is None else {"not_defined": each.refusal}),
         }
-        figure = epsilon_figure(curves, title=_title(report))
-    write_figure(figure, file)
-
-
-def _curve(result: Spent, report: EpsilonReport) -> EpsilonCurve:
-    plan = report.plan
-    return epsilon_over_steps(
-        noise_multiplier=report.noise_multiplier,
-        sampling=plan.sampling,
-        steps=plan.steps,
-        delta=report.question.at,
-        accountant=result.accountant,
-        adjacency=plan.adjacency,
-    )
-
-
-def _label(result: Spent, report: EpsilonReport) -> str:
-    bound = result.is_guarantee
-    words = spending.what_it_is(result, report.results) if bound else spending.APPROXIMATION
-    return f"{result.accountant}: {result}, {words}"
-
-
-def _title(report: EpsilonReport) -> str:
-    plan, delta = report.plan, report.question.at
-    match plan.sampling:
-        case Poisson(rate) | TruncatedPoisson(rate):
-            sampling = f"q = {rate:.6g}"
-        case Passes(length):
-            sampling = f"shuffled in passes of {length:,} steps"
-        case _:
-            sampling = "full batches"
-    noise = f"\N{GREEK SMALL LETTER SIGMA} = {report.noise_multiplier:g}"
-    return f"{noise}, {sampling}, \N{GREEK SMALL LETTER DELTA} = {delta:g}, {plan.adjacency}"
+        for each in answers
+    }
 
 
 @click.command(
@@ -157,22 +140,18 @@ def _title(report: EpsilonReport) -> str:
 )
 @noise_option(required=True)
 @plan_options
-@click.option("--delta", type=float, metavar="DELTA", help="Print epsilon for this delta.")
-@click.option("--epsilon", type=float, metavar="EPSILON", help="Print delta for this epsilon.")
+@click.option("--delta", type=float, metavar="DELTA", help="Print epsilon at this delta.")
+@click.option("--epsilon", type=float, metavar="EPSILON", help="Print delta at this epsilon.")
 @adjacency_option
 @click.option(
     "--accountant",
     "accountants",
     type=click.Choice(accountant_names()),
     multiple=True,
-    help="Whose figure to print; may be repeated. Default: all.",
+    help="Accountant to use; may be repeated. Default: all.",
 )
 @json_option
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also draw epsilon over steps, to a .png, .svg or .pdf file.",
-)
+@plot_option("epsilon over steps")
 def epsilon(
     plan: TrainingPlan,
     noise_multiplier: float,
@@ -182,35 +161,91 @@ def epsilon(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """What a run of private training spends: epsilon, or delta.
+    """Compute the epsilon, or the delta, that a run spends.
 
-    Epsilon at --delta, or delta at --epsilon, by every accountant. Printed bounds are rounded up;
-    --json has all digits.
+    Prints epsilon at --delta, or delta at --epsilon, by every accountant. Printed bounds are
+    rounded up; --json has all digits.
     """
     with computing("Composing the steps"):
-        asked = question(delta=delta, epsilon=epsilon)
+        question = Question.of(delta=delta, epsilon=epsilon)
         if plot is not None:
-            require_plottable(plot, asked)
-        report = _report(plan, noise_multiplier, asked, accountants or accountant_names())
+            if question.asked != "epsilon":
+                raise ValueError("--plot draws epsilon over steps: it needs --delta, not --epsilon")
+            require_drawable(plot)
+        names = tuple(dict.fromkeys(accountants or accountant_names()))
+        results = spent(plan, noise_multiplier, question, names)
+        pretended, untrue = plan.if_poisson(), list[Spent]()
+        if pretended is not None:
+            # Whatever an accountant is, it bounds nothing for another run than the one performed.
+            answers = spent(pretended, noise_multiplier, question, names)
+            untrue = [replace(each, is_guarantee=False) for each in answers]
     if plot is not None:
-        write_plot(plot, report)
-        click.echo(f"Plot written to {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-    else:
-        report.show(Console())
+        _write_plot(plot, plan, noise_multiplier, question, results)
+    found = {
+        "inputs": {
+            "noise_multiplier": noise_multiplier,
+            **plan.given.typed(),
+            question.known: question.at,
+        },
+        **plan.as_dict(),
+        "results": answers_as_dict(results, question),
+    }
+    if pretended is not None:
+        found["if_poisson"] = {
+            "holds": False,
+            **pretended.as_dict(),
+            "results": answers_as_dict(untrue, question),
+        }
+
+    def show(console: Console) -> None:
+        console.print(f"{plan.length()} with noise multiplier {noise_multiplier:g}")
+        for line in plan.conditions(f"{question.known} {question.at:g}"):
+            console.print(line)
+        console.print(_table(question, results, untrue))
+        if math.inf in [each.value for each in results]:
+            console.print("infinity: that accountant can show no finite epsilon at this delta.")
+
+    print_result(found, show, as_json=as_json)
 
 
-def _report(
-    plan: TrainingPlan, sigma: float, asked: Question, names: tuple[str, ...]
-) -> EpsilonReport:
-    results = spent(plan, sigma, asked, dict.fromkeys(names))
-    pretended = plan.if_poisson()
-    if pretended is None:
-        return EpsilonReport(plan, sigma, asked, results)
-    # Whatever an accountant is, for another run than the one performed it bounds nothing.
-    untrue = [
-        replace(each, is_guarantee=False)
-        for each in spent(pretended, sigma, asked, [each.accountant for each in results])
-    ]
-    return EpsilonReport(plan, sigma, asked, results, pretended, untrue)
+def _table(question: Question, results: list[Spent], untrue: list[Spent]) -> Table:
+    performed = " as performed: shuffled, not amplified" if untrue else ""
+    table = Table("accountant")
+    table.add_column(question.asked + performed, justify="right", max_width=21)
+    if untrue:
+        table.add_column(_DOES_NOT_HOLD, justify="right", max_width=21)
+    table.add_column("meaning")
+    for number, each in enumerate(results):
+        beside = [str(untrue[number])] if untrue else []
+        table.add_row(each.accountant, str(each), *beside, each.meaning(results))
+    return table
+
+
+def _write_plot(
+    file: Path, plan: TrainingPlan, sigma: float, question: Question, results: list[Spent]
+) -> None:
+    """Compute the curves, draw them, write the file."""
+    match plan.sampling:
+        case Poisson(rate) | TruncatedPoisson(rate):
+            sampling = f"q = {rate:.6g}"
+        case Passes(length):
+            sampling = f"shuffled in passes of {length:,} steps"
+        case _:
+            sampling = "full batches"
+    noise = f"\N{GREEK SMALL LETTER SIGMA} = {sigma:g}"
+    delta = f"\N{GREEK SMALL LETTER DELTA} = {question.at:g}"
+    with computing("Computing epsilon over steps"):
+        curves = {}
+        for each in results:
+            if each.value is not None:
+                meaning = each.meaning(results) if each.is_guarantee else _APPROXIMATION
+                curves[f"{each.accountant}: {each}, {meaning}"] = epsilon_over_steps(
+                    noise_multiplier=sigma,
+                    sampling=plan.sampling,
+                    steps=plan.steps,
+                    delta=question.at,
+                    accountant=each.accountant,
+                    adjacency=plan.adjacency,
+                )
+        figure = epsilon_figure(curves, title=f"{noise}, {sampling}, {delta}, {plan.adjacency}")
+    write_figure(figure, file)

@@ -1,7 +1,7 @@
-"""Options that several commands share."""
+"""Options of the accounting commands, what they mean together, and options of all commands."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial, wraps
 from typing import Any
@@ -23,7 +23,7 @@ from quietgrad.accounting.events import (
     TruncatedPoisson,
     to_dict,
 )
-from quietgrad.cli.common import refusals
+from quietgrad.cli.common import counted, refusals, require_one
 
 SAMPLERS = ("poisson", "shuffled", "full-batch")
 
@@ -42,7 +42,7 @@ class Given:
     adjacency: Adjacency | None = None
 
     def typed(self) -> dict[str, Any]:
-        """Those that were not left out."""
+        """Those that were not left out, for `--json`."""
         typed = {name: value for name, value in asdict(self).items() if value is not None}
         return {"sampling" if name == "sampler" else name: typed[name] for name in typed}
 
@@ -55,7 +55,7 @@ class TrainingPlan:
         given: the options themselves.
         sampling: how samples take part.
         steps: how many steps there are.
-        adjacency: which data sets must look alike.
+        adjacency: which data sets are neighbours.
     """
 
     given: Given
@@ -82,6 +82,40 @@ class TrainingPlan:
             "adjacency": self.adjacency,
         }
 
+    def length(self) -> str:
+        """How long the run is, in words."""
+        length = counted(self.steps, "step")
+        if not isinstance(self.sampling, Passes):
+            return length
+        return f"{length} in {counted(self.sampling.count(self.steps), 'pass', 'passes')}"
+
+    def conditions(self, known: str) -> list[str]:
+        """What a figure depends on besides noise and steps: a line, and its reason if needed.
+
+        Args:
+            known: what else is given, such as "delta 1e-05".
+        """
+        size, of_all = self.given.batch_size, self.given.dataset_size
+        sizes = f" ({'' if size is None else f'{size:,} '}of {of_all:,})" if of_all else ""
+        match self.sampling:
+            case Poisson(rate):
+                sampling = f"Poisson sampling at rate {rate:.6g}{sizes}"
+            case TruncatedPoisson(rate, largest):
+                cut = f"truncated to {largest:,} samples"
+                sampling = f"Poisson sampling at rate {rate:.6g}{sizes}, {cut}"
+            case Passes():
+                sampling = f"shuffled batches{sizes}"
+            case FullBatch():
+                sampling = "full batches"
+        line = f"{sampling}, adjacency {self.adjacency}, {known}"
+        if not isinstance(self.sampling, Passes) or self.given.adjacency is not None:
+            return [line]
+        return [
+            line,
+            f"({self.adjacency} is the default for shuffled batches: their fixed size shows how"
+            " many samples there are)",
+        ]
+
 
 def plan_from(given: Given) -> TrainingPlan:
     """What the options mean together.
@@ -89,7 +123,8 @@ def plan_from(given: Given) -> TrainingPlan:
     Raises:
         ValueError: an option is missing, out of range, or contradicts another.
     """
-    return TrainingPlan(given, _sampling(given), _steps(given), _adjacency(given))
+    adjacency = given.adjacency or (REPLACE if given.sampler == "shuffled" else ADD_REMOVE)
+    return TrainingPlan(given, _sampling(given), _steps(given), adjacency)
 
 
 def _sampling(given: Given) -> Participation:
@@ -130,9 +165,15 @@ def _rate(given: Given) -> float:
 
 
 def _sizes(given: Given) -> tuple[int, int]:
-    """Of a batch and of the data set."""
+    """Sizes of a batch and of the data set."""
     if given.batch_size is None or given.dataset_size is None:
-        raise ValueError(_missing_sizes(given))
+        if given.sampler == "shuffled":
+            raise ValueError("--sampling shuffled needs --batch-size and --dataset-size")
+        if given.batch_size is not None:
+            raise ValueError("--batch-size needs --dataset-size: the rate is one over the other")
+        raise ValueError(
+            "the sampling is not stated: give --sample-rate, or --batch-size and --dataset-size"
+        )
     batch = require_count("--batch-size", given.batch_size, at_least=1)
     samples = require_count("--dataset-size", given.dataset_size, at_least=1)
     if batch > samples:
@@ -140,18 +181,8 @@ def _sizes(given: Given) -> tuple[int, int]:
     return batch, samples
 
 
-def _missing_sizes(given: Given) -> str:
-    if given.sampler == "shuffled":
-        return "--sampling shuffled needs --batch-size and --dataset-size"
-    if given.batch_size is not None:
-        return "--batch-size needs --dataset-size: the rate is one over the other"
-    return "the sampling is not stated: give --sample-rate, or --batch-size and --dataset-size"
-
-
 def _steps(given: Given) -> int:
-    if (given.steps is None) == (given.epochs is None):
-        found = "neither" if given.steps is None else "both"
-        raise ValueError(f"expected either --steps or --epochs, got {found}")
+    require_one(steps=given.steps, epochs=given.epochs)
     if given.epochs is None:
         return require_count("--steps", given.steps, at_least=1)
     epochs = require_count("--epochs", given.epochs, at_least=1)
@@ -168,10 +199,6 @@ def _steps_per_epoch(given: Given) -> int:
     return math.ceil(samples / batch) if given.sampler == "shuffled" else round(samples / batch)
 
 
-def _adjacency(given: Given) -> Adjacency:
-    return given.adjacency or (REPLACE if given.sampler == "shuffled" else ADD_REMOVE)
-
-
 def _refuse_unused(given: Given, *names: str) -> None:
     for name in names:
         if getattr(given, name) is not None:
@@ -182,16 +209,17 @@ def _refuse_unused(given: Given, *names: str) -> None:
 
 
 Command = Callable[..., None]
+Decorator = Callable[[Command], Command]
 
 noise_option = partial(
     click.option,
     "--noise-multiplier",
     type=float,
     metavar="SIGMA",
-    help="Standard deviation of the noise over the largest gradient of one sample.",
+    help="Standard deviation of the noise divided by the sensitivity of the clipped sum.",
 )
 epsilon_option = partial(
-    click.option, "--epsilon", type=float, metavar="EPSILON", help="Target to stay within."
+    click.option, "--epsilon", type=float, metavar="EPSILON", help="Target epsilon."
 )
 delta_option = click.option(
     "--delta",
@@ -203,7 +231,7 @@ delta_option = click.option(
 adjacency_option = click.option(
     "--adjacency",
     type=click.Choice(ADJACENCIES),
-    help="Which data sets must look alike. Default: add-remove-one; replace-one if shuffled.",
+    help="Which data sets are neighbours. Default: add-remove-one; replace-one if shuffled.",
 )
 json_option = click.option(
     "--json",
@@ -211,10 +239,43 @@ json_option = click.option(
     is_flag=True,
     help='Print one JSON object and nothing else. An infinite number is the string "infinity".',
 )
+_SAMPLING_OPTIONS = (
+    click.option(
+        "--sample-rate",
+        type=float,
+        metavar="Q",
+        help="Probability with which each sample joins a batch.",
+    ),
+    click.option(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="Expected batch size. With --dataset-size, instead of --sample-rate: the rate is B/N.",
+    ),
+    click.option("--dataset-size", type=int, metavar="N", help="Number of samples."),
+    click.option("--steps", type=int, metavar="T", help="Number of optimizer steps."),
+    click.option(
+        "--epochs", type=int, metavar="E", help="Number of epochs of N/B steps, instead of --steps."
+    ),
+    click.option(
+        "--sampling",
+        "sampler",
+        type=click.Choice(SAMPLERS),
+        default="poisson",
+        show_default=True,
+        help="How batches are drawn.",
+    ),
+    click.option(
+        "--largest-batch",
+        type=int,
+        metavar="L",
+        help="Truncate Poisson batches to L samples; needs --dataset-size.",
+    ),
+)
 
 
 def plan_options(command: Command) -> Command:
-    """Options for sampling and steps; the command gets them as one argument, a `Plan`."""
+    """Options for sampling and steps; the command gets them as one argument, a `TrainingPlan`."""
 
     @wraps(command)
     def with_plan(**options: Any) -> None:
@@ -224,46 +285,11 @@ def plan_options(command: Command) -> Command:
             plan = plan_from(given)
         command(plan=plan, **options)
 
-    return _sampling_options(with_plan)
+    return add_options(with_plan, _SAMPLING_OPTIONS)
 
 
-def _sampling_options(command: Command) -> Command:
-    options = [
-        click.option(
-            "--sample-rate",
-            type=float,
-            metavar="Q",
-            help="Probability with which each sample joins a step.",
-        ),
-        click.option(
-            "--batch-size",
-            type=int,
-            metavar="B",
-            help="With --dataset-size, instead of --sample-rate: the rate is B/N.",
-        ),
-        click.option("--dataset-size", type=int, metavar="N", help="Number of samples."),
-        click.option("--steps", type=int, metavar="T", help="Number of optimizer steps."),
-        click.option(
-            "--epochs",
-            type=int,
-            metavar="E",
-            help="Instead of --steps: E passes of N/B steps.",
-        ),
-        click.option(
-            "--sampling",
-            "sampler",
-            type=click.Choice(SAMPLERS),
-            default="poisson",
-            show_default=True,
-            help="How batches are drawn.",
-        ),
-        click.option(
-            "--largest-batch",
-            type=int,
-            metavar="L",
-            help="Poisson draws above L are cut down to L; needs --dataset-size.",
-        ),
-    ]
+def add_options(command: Command, options: Sequence[Decorator]) -> Command:
+    """The command with these options, listed in their order."""
     for option in reversed(options):
         command = option(command)
     return command

@@ -1,17 +1,32 @@
 """`quietgrad plan module:function`: into which groups, and how many samples at once?"""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from torch import nn
 
-from quietgrad import planning
-from quietgrad.cli.common import refusals, require_drawable, write_figure
+from quietgrad.cli.check import errors_in_target, resolve
+from quietgrad.cli.common import (
+    plot_option,
+    print_result,
+    refusals,
+    require_drawable,
+    write_figure,
+)
 from quietgrad.cli.options import json_option
-from quietgrad.cli.progress import stages, telling
-from quietgrad.cli.target import errors_in_target, resolve
+from quietgrad.cli.progress import stages
+from quietgrad.planning.planner import plan as plan_groups
 from quietgrad.planning.result import text_of
+from quietgrad.plots.runs import plan_figure
+
+LossFunction = Callable[[nn.Module, Any], Any]
+_PASSES = (
+    "a forward pass, for the losses",
+    "a backward pass, to learn the layers",
+    "a backward pass, to follow its memory",
+)
 
 
 @click.command()
@@ -19,54 +34,63 @@ from quietgrad.planning.result import text_of
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="What a step may take, such as 4GB. Default: 60 % of what is available.",
+    help="Memory that a step may use, such as 4GB. Default: 60 % of what is available.",
 )
 @click.option(
     "--physical-batch-size",
     type=int,
     metavar="B",
-    help="Samples wanted at once. Default: as many as fit.",
+    help="Wanted number of samples in memory at once. Default: as many as fit.",
 )
 @click.option(
-    "--max-groups", type=int, default=12, show_default=True, help="Most groups to look at."
+    "--max-groups", type=int, default=12, show_default=True, help="Largest number of groups to try."
 )
 @click.option(
     "--optimizer-state",
     type=float,
     default=2.0,
     show_default=True,
-    help="Numbers an optimizer keeps for each it trains: SGD 0, with momentum 1, Adam 2.",
+    help="Numbers that the optimizer keeps per trained number: SGD 0, with momentum 1, Adam 2.",
 )
-@click.option("--layers", is_flag=True, help="List every layer, with its sizes and what it holds.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw memory over the backward pass into this file (.png, .svg or .pdf).",
-)
+@click.option("--layers", is_flag=True, help="List every layer with its sizes and its memory.")
+@plot_option("memory over the backward pass")
 @json_option
 def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Find groups and a physical batch size for a memory budget.
 
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
-    and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples will do.
+    and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples is
+    enough.
     """
-    with refusals(), errors_in_target(), stages(with_lines=not as_json) as tell:
+    with refusals(), errors_in_target(), stages() as display:
         if plot is not None:
             require_drawable(plot)
+
+        def tell(stage: str) -> None:
+            display.begin_stage(stage, with_line=not as_json)
+
         tell(f"making {target}")
         model, batch, loss_fn = resolve(target)
-        found = planning.plan(model, batch, telling(loss_fn, tell), **options)
+        found = plan_groups(model, batch, _telling(loss_fn, tell), **options)
     if plot is not None:
-        _draw(found, target, plot)
-    if as_json:
-        click.echo(json.dumps({"target": target} | found.as_dict(), indent=2))
-        return
-    click.echo(text_of(found, with_layers=layers))
+        samples = found.recommended.physical_batch_size
+        title = f"{target}: {found.recommended.option.in_words}, {samples:,} samples at once"
+        write_figure(plan_figure(found, title=title), plot)
+    print_result(
+        {"target": target} | found.as_dict(),
+        lambda _: click.echo(text_of(found, with_layers=layers)),
+        as_json=as_json,
+    )
 
 
-def _draw(found: planning.Plan, target: str, file: Path) -> None:
-    from quietgrad.plots.runs import plan_figure  # draws only if asked to
+def _telling(loss_fn: LossFunction, tell: Callable[[str], None]) -> LossFunction:
+    """The loss function, which announces each pass that begins with it."""
+    names = iter(enumerate(_PASSES, 1))
 
-    samples = found.recommended.physical_batch_size
-    title = f"{target}: {found.recommended.option.in_words}, {samples:,} samples at once"
-    write_figure(plan_figure(found, title=title), file)
+    def losses(model: nn.Module, batch: Any) -> Any:
+        for number, name in names:
+            tell(f"pass {number} of {len(_PASSES)}: {name}")
+            break
+        return loss_fn(model, batch)
+
+    return losses

@@ -1,16 +1,15 @@
 """`quietgrad report DIR`: the privacy report of a run."""
 
-import json
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from quietgrad.cli.common import computing
+from quietgrad.cli.common import computing, print_result, say
 from quietgrad.cli.options import json_option
 from quietgrad.report.assess import statement_of_folder
 from quietgrad.report.evidence import read_audit
 from quietgrad.report.html import default_place, write
-from quietgrad.report.statement import Statement
 
 _NOTHING_PROMISED = 1
 
@@ -27,38 +26,34 @@ _NOTHING_PROMISED = 1
     "--audit",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What `quietgrad audit --json` printed, to be quoted.",
+    help="Output of `quietgrad audit --json`, to be quoted in the report.",
 )
 @click.option("--delta", type=float, help="State epsilon at this delta, not at the run's own.")
 @json_option
 def report(
     directory: Path, out: Path | None, audit: Path | None, delta: float | None, as_json: bool
 ) -> None:
-    """A statement for whoever must sign off the privacy of a run.
+    """Write the privacy report of a run.
 
-    DIR is a folder that `quietgrad train --out` made, also if the run was interrupted; or a ledger
-    file alone. Nothing in it is changed but its report. Exit code 1: there is a report, and it
-    says that nothing is promised.
+    The report is a statement for the people who must approve the privacy of a run. DIR is a folder
+    that `quietgrad train --out` made, also if the run was interrupted, or a ledger file alone.
+    Nothing in it is changed but its report. The exit code is 1 if the report says that no
+    guarantee holds.
     """
-    with computing("Drawing up the report"):
+    with computing("Writing the report"):
         found = None if audit is None else read_audit(audit)
         statement = statement_of_folder(directory, audit=found, delta=delta)
         place = default_place(directory, delta) if out is None else out
         if out is not None or not as_json:
             write(statement, place)
-    if as_json:
-        click.echo(json.dumps(statement.as_dict(), indent=2, allow_nan=False))
-    else:
-        _say(statement, place)
-    click.get_current_context().exit(0 if statement.verdict.holds else _NOTHING_PROMISED)
+    verdict = statement.verdict
 
+    def show(console: Console) -> None:
+        headline = verdict.headline if verdict.holds else verdict.headline.upper()
+        meaning = [verdict.meaning] if verdict.meaning else []
+        warnings = [f"- {warning}" for warning in verdict.warnings]
+        lines = [f"{headline}: {verdict.sentence}", *meaning, *warnings, f"Written to {place}."]
+        say(console, *lines)
 
-def _say(statement: Statement, place: Path) -> None:
-    said = statement.verdict
-    headline = said.headline if said.holds else said.headline.upper()
-    click.echo(f"{headline}: {said.sentence}")
-    if said.meaning:
-        click.echo(said.meaning)
-    for warning in said.warnings:
-        click.echo(f"- {warning}")
-    click.echo(f"Written to {place}.")
+    print_result(statement.as_dict(), show, as_json=as_json)
+    click.get_current_context().exit(0 if verdict.holds else _NOTHING_PROMISED)

@@ -1,66 +1,66 @@
-"""What commands that train several times have in common."""
+"""What commands that train a recipe several times share: `compare` and `sweep`."""
 
-import json
 import math
 import os
 import shlex
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import torch
 from click.core import ParameterSource
 from rich.console import Console
 from scipy.stats import t as student
 
-from quietgrad import recipes
-from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals
-from quietgrad.cli.progress import live
-from quietgrad.cli.recipe_options import require_trainable
+from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals, title, to_json
+from quietgrad.cli.options import Decorator, add_options
+from quietgrad.cli.progress import TrainingDisplay
+from quietgrad.cli.recipe_options import Folder, RequestedOptions
+from quietgrad.clipping import resolve as resolve_clipping
 from quietgrad.data.sources import noted_places
-from quietgrad.recipes.recipe import Places, Recipe, Settings, Split
+from quietgrad.recipes import load
+from quietgrad.recipes.recipe import Recipe, Settings
+from quietgrad.recipes.training import attach
 from quietgrad.recipes.trials import Origin, Trial, TrialDisplay, Trials, TrialsError, make
 
-
-def resuming() -> str:
-    """The running command with all that was said, and `--resume`: followed to the letter."""
-    context = click.get_current_context()
-    words = ["quietgrad", context.info_name or ""]
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is ParameterSource.COMMANDLINE and parameter.name != "resume":
-            words += _said(parameter, context.params[parameter.name or ""])
-    return shlex.join([*words, "--resume"])
-
-
-def _said(parameter: click.Parameter, value: object) -> list[str]:
-    if isinstance(parameter, click.Argument):
-        return [str(value)]
-    option = parameter.opts[-1]
-    if isinstance(parameter, click.Option) and parameter.is_flag:
-        return [option]
-    values = value if isinstance(value, tuple) else (value,)
-    return [word for each in values for word in (option, str(each))]
-
-
+_FILE = "trials.jsonl"
+_CONFIDENCE = 0.95
 # They decide how a figure is computed, not which figure.
 _WITHOUT_EFFECT = ("physical_batch_size", "noise")
 # In every title; and a paper's figure is that for the very epsilon.
 _TOLD_ANYWAY = ("clipping", "epsilon")
-_ACCOUNTANT = "accountant"
-
 
 Changes = dict[str, tuple[Any, Any]]
-"""Of settings by name: what it is here, and what the recipe has."""
+"""Settings by name: the value here, and that of the recipe."""
+
+
+def trial_options(*, seeds: int, each: str) -> Decorator:
+    """Options `seeds`, `out` and `resume`: by default so many trainings of each variant."""
+    trainings = f"Number of trainings of each {each}, with seeds 0, 1, ..."
+    options: Sequence[Decorator] = (
+        click.option("--seeds", type=int, default=seeds, show_default=True, help=trainings),
+        click.option("--out", type=Folder(), help="Folder for the trials and the results."),
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Keep the trials in --out and make only the missing ones.",
+        ),
+    )
+    return lambda command: add_options(command, options)
+
+
+# Settings that were changed, in words.
 
 
 def changes(recipe: Recipe) -> Changes:
     """Settings that are not the recipe's own for this clipping function."""
     here = asdict(recipe.settings)
-    there = asdict(recipes.load(recipe.name).changed(clipping=recipe.settings.clipping).settings)
+    there = asdict(load(recipe.name).changed(clipping=recipe.settings.clipping).settings)
     return {
         name: (value, there[name])
         for name, value in here.items()
@@ -70,35 +70,17 @@ def changes(recipe: Recipe) -> Changes:
 
 def told(found: Changes, *, smoke: bool = False) -> str:
     """What was changed, as a list in words; empty if nothing was."""
-    parts = [_part(name, *pair) for name, pair in found.items() if name not in _TOLD_ANYWAY]
-    return ", ".join([*(["made data and a small model (--smoke)"] if smoke else []), *parts])
-
-
-def is_beside_papers(found: Changes, *, smoke: bool) -> bool:
-    """Whether figures may be read beside those of papers, each of which has its own accountant."""
-    return not smoke and not found.keys() - {*_TOLD_ANYWAY, _ACCOUNTANT}
-
-
-def titled(name: str, *, smoke: bool) -> str:
-    """What a title begins with: figures of made data must not be taken for others."""
-    return f"{name} (smoke)" if smoke else name
-
-
-def course(settings: Settings, swept: Collection[str] = ()) -> str:
-    """What a title says about a training, but for settings that are swept over."""
-    parts = [] if "epsilon" in swept else [f"epsilon {settings.epsilon:g}"]
-    parts.append(counted(settings.epochs, "epoch"))
-    if settings.limit is not None:
-        parts.append(f"the first {settings.limit:,} samples")
+    parts = ["synthetic data and a small model (--smoke)"] if smoke else []
+    for name, (here, there) in found.items():
+        if name in _TOLD_ANYWAY:
+            continue
+        if name == "limit" and here is not None:
+            parts.append(f"the first {here:,} samples (recipe: all)")
+        elif name == "epochs":
+            parts.append(f"{counted(here, 'epoch')} (recipe: {there})")
+        else:
+            parts.append(f"{title(name)} {_value(here)} (recipe: {_value(there)})")
     return ", ".join(parts)
-
-
-def _part(name: str, here: Any, there: Any) -> str:
-    if name == "limit" and here is not None:
-        return f"the first {here:,} samples (recipe: all)"
-    if name == "epochs":
-        return f"{counted(here, 'epoch')} (recipe: {there})"
-    return f"{name.replace('_', ' ')} {_value(here)} (recipe: {_value(there)})"
 
 
 def _value(value: Any) -> str:
@@ -107,14 +89,29 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_CONFIDENCE = 0.95
+def is_beside_papers(found: Changes, *, smoke: bool) -> bool:
+    """Whether figures may be read beside those of papers, each of which has its own accountant."""
+    return not smoke and not found.keys() - {*_TOLD_ANYWAY, "accountant"}
 
 
-@dataclass(frozen=True)
-class Interval:
+def titled(name: str, *, smoke: bool) -> str:
+    """What a title begins with: figures of synthetic data must not be taken for others."""
+    return f"{name} (smoke)" if smoke else name
+
+
+def conditions(settings: Settings, swept: Collection[str] = ()) -> str:
+    """What a title says about a training, but for settings that are swept over."""
+    parts = [] if "epsilon" in swept else [f"epsilon {settings.epsilon:g}"]
+    parts.append(counted(settings.epochs, "epoch"))
+    if settings.limit is not None:
+        parts.append(f"the first {settings.limit:,} samples")
+    return ", ".join(parts)
+
+
+class Interval(NamedTuple):
     """A mean with the margin of its 95 % confidence interval.
 
-    It is None for a single value, and where a value is not finite.
+    The margin is None for a single value, and where a value is not finite.
     """
 
     mean: float
@@ -122,13 +119,12 @@ class Interval:
 
     def text(self, scale: float = 1.0) -> str:
         """As people write it."""
-        if self.margin is None:
-            return f"{self.mean * scale:.2f}"
-        return f"{self.mean * scale:.2f} ± {self.margin * scale:.2f}"
+        margin = "" if self.margin is None else f" ± {self.margin * scale:.2f}"
+        return f"{self.mean * scale:.2f}{margin}"
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of a few independent values (Student's t)."""
+    """The interval of the mean of a few independent values (Student's t)."""
     mean, count = statistics.fmean(values), len(values)
     if count < 2 or not math.isfinite(mean):
         return Interval(mean, None)
@@ -136,101 +132,86 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, quantile * statistics.stdev(values) / count**0.5)
 
 
-_FILE = "trials.jsonl"
+# Making trials.
 
 
-def out_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Where trials are kept, and whether those in there count."""
-    command = click.option(
-        "--resume", is_flag=True, help="Go on with the trials in --out: those made count."
-    )(command)
-    return click.option(
-        "--out",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder for the trials and what came of them.",
-    )(command)
-
-
-def ready(
-    console: Console,
-    variants: Collection[Recipe],
-    places: Places,
-    *,
-    smoke: bool,
-    out: Path | None,
-    resume: bool,
-    results: Sequence[str],
-) -> "Bench":
-    """A bench for these variants of one recipe; its folder is made once they are known to train.
+def variants_of(asked: RequestedOptions, names: Sequence[str]) -> dict[str, Recipe]:
+    """The recipe with each clipping function: what is given wins over what is tuned for it.
 
     Args:
-        console: shows how each training goes.
-        variants: that differ in more than numbers.
-        places: folders that were given.
-        smoke: whether data and model are made.
-        out: the folder; None to keep nothing.
-        resume: whether the trials in it count.
-        results: names of files that will be written into it.
+        asked: the recipe and its other settings.
+        names: of clipping functions; none for the recipe's own.
 
     Raises:
-        TrialsError: the folder cannot be used.
-        ValueError: one of the variants cannot be trained, or there is nothing to resume from.
+        ValueError: one of them is not known, or does not go with the settings.
     """
-    trials = _kept_trials(out, results, resume=resume)
-    with noted_places() as noted:
-        split = next(iter(variants)).split(places)
-    require_trainable(variants, split, places)
-    if out is not None:
-        _make(out)
-    return Bench(console, split, places, trials, Origin.of(places, noted, smoke=smoke))
+    if not names:
+        own = asked.resolved()
+        return {own.settings.clipping: own}
+    for name in names:
+        resolve_clipping(name)
+    return {
+        name: replace(asked, changes={**asked.changes, "clipping": name}).resolved()
+        for name in names
+    }
 
 
-def _kept_trials(out: Path | None, results: Sequence[str], *, resume: bool) -> Trials:
-    if out is None:
-        if resume:
-            raise ValueError("--resume needs --out: the folder of the trials to go on with")
-        return Trials()
-    holds_trials = (out / _FILE).exists()
-    if holds_trials and not resume:
-        raise TrialsError(
-            f"{out} holds trials already: add --resume to go on with them, or choose another folder"
-        )
-    for name in results:
-        if not holds_trials and os.path.lexists(out / name):
-            raise TrialsError(
-                f"{out} holds a {name}, and no {_FILE} from which it came: it would be"
-                " overwritten. Move it away, or choose another folder"
-            )
-    return Trials(out / _FILE)
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrialsError(f"{out} cannot be made: {error}") from error
+def split_clippings(asked: RequestedOptions, default: str) -> tuple[RequestedOptions, list[str]]:
+    """The names in --clipping, and what was asked for besides."""
+    rest = dict(asked.changes)
+    names = [name.strip() for name in rest.pop("clipping", default).split(",")]
+    return replace(asked, changes=rest), [name for name in names if name]
 
 
 class Bench:
     """Makes trials of variants of one recipe, or takes those that were made.
 
+    Its folder is made once the variants are known to train.
+
     Args:
-        console: shows how each goes.
-        split: the data.
-        places: where it came from.
-        trials: those made so far.
-        origin: of those that count.
+        console: shows how each training goes.
+        variants: of the recipe, that differ in more than numbers.
+        asked: the recipe and its options.
+        out: the folder; None to keep nothing.
+        resume: whether the trials in it count.
+        results: names of files that will be written into it.
 
     Attributes:
         used: the trials that were asked for so far, whether made now or before.
+
+    Raises:
+        TrialsError: the folder cannot be used.
+        ValueError: one of the variants cannot be trained, or there is nothing to resume from.
     """
 
     def __init__(
-        self, console: Console, split: Split, places: Places, trials: Trials, origin: Origin
+        self,
+        console: Console,
+        variants: Collection[Recipe],
+        asked: RequestedOptions,
+        *,
+        out: Path | None,
+        resume: bool,
+        results: Sequence[str],
     ) -> None:
-        self._console, self._split, self._places = console, split, places
-        self._trials, self._origin = trials, origin
+        self._console, self._places = console, asked.places
         self.used: list[Trial] = []
+        self._trials = _kept_trials(out, results, resume=resume)
+        with noted_places() as noted:
+            self._split = next(iter(variants)).split(asked.places)
+        # Refuse now what would be refused after hours: an engine is attached, and detached.
+        model = None
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the trials themselves will warn
+            for variant in variants:
+                model = variant.build_model(asked.places) if model is None else model
+                attach(variant, self._split, model, seed=0).detach()
+        if out is not None:
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise TrialsError(f"{out} cannot be made: {error}") from error
+        self._origin = Origin.of(asked.places, noted, smoke=asked.smoke)
 
     def trials(
         self, title: str, recipe: Recipe, seeds: Iterable[int], *, is_private: bool = True
@@ -249,7 +230,7 @@ class Bench:
             return found
 
         def showing(recipe: Recipe, steps: int) -> AbstractContextManager[TrialDisplay]:
-            return live(self._console, title, recipe, steps, 0)
+            return TrainingDisplay(self._console, title, recipe, steps)
 
         with plain_warnings():
             trial = make(
@@ -264,14 +245,71 @@ class Bench:
         self._trials.add(trial)
         return trial
 
-    def stopped(self) -> Stopped:
-        """What Ctrl-C ends with."""
-        made = f"stopped after {counted(len(self.used), 'trial')}"
-        if self._trials.path is None:
-            return Stopped(f"{made}, lost: give --out to keep them")
-        return Stopped(f"{made}. Go on with: {resuming()}")
+    @contextmanager
+    def resume_hint_on_interrupt(self) -> Iterator[None]:
+        """Say in one line how to resume after Ctrl-C."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            made = f"stopped after {counted(len(self.used), 'trial')}"
+            if self._trials.path is None:
+                raise Stopped(f"{made}, lost: give --out to keep them") from None
+            raise Stopped(f"{made}. Resume with: {_resuming_command()}") from None
 
 
-def as_json(found: Mapping[str, Any]) -> str:
-    """An object for files and for `--json`."""
-    return json.dumps(found, indent=2, allow_nan=False)
+def _kept_trials(out: Path | None, results: Sequence[str], *, resume: bool) -> Trials:
+    if out is None:
+        if resume:
+            raise ValueError("--resume needs --out: the folder of the trials to resume")
+        return Trials()
+    holds_trials = (out / _FILE).exists()
+    if holds_trials and not resume:
+        raise TrialsError(
+            f"{out} holds trials already: add --resume to keep them, or choose another folder"
+        )
+    for name in results:
+        if not holds_trials and os.path.lexists(out / name):
+            raise TrialsError(
+                f"{out} holds a {name}, and no {_FILE} from which it came: it would be"
+                " overwritten. Move it away, or choose another folder"
+            )
+    return Trials(out / _FILE)
+
+
+def _resuming_command() -> str:
+    """The running command with all that was said, and `--resume`: followed to the letter."""
+    context = click.get_current_context()
+    words = ["quietgrad", context.info_name or ""]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not ParameterSource.COMMANDLINE or name == "resume":
+            continue
+        value, option = context.params[name], parameter.opts[-1]
+        values = value if isinstance(value, tuple) else (value,)
+        if isinstance(parameter, click.Argument):
+            words.append(str(value))
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            words.append(option)
+        else:
+            words += [word for each in values for word in (option, str(each))]
+    return shlex.join([*words, "--resume"])
+
+
+def finish(
+    found: dict[str, Any],
+    show: Callable[[Console], None],
+    console: Console,
+    file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was found, and write it into a file if there is one."""
+    text = to_json(found)
+    if file is not None:
+        with refusals():
+            file.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(text)
+    else:
+        show(console)

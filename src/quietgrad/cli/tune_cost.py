@@ -1,19 +1,17 @@
 """`quietgrad tune-cost`: what a search for hyperparameters spends."""
 
-import json
 import math
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from quietgrad import accounting
 from quietgrad._format import json_number, printed
-from quietgrad.accounting.tuning import RunsDistribution, TunedSearch
-from quietgrad.cli import spending
-from quietgrad.cli.common import computing
+from quietgrad.accounting.calibration import epsilon as epsilon_of
+from quietgrad.accounting.events import FullBatch, Poisson
+from quietgrad.accounting.tuning import RunsDistribution, tuned
+from quietgrad.cli.common import computing, print_result, require_one
 from quietgrad.cli.options import (
     TrainingPlan,
     delta_option,
@@ -22,118 +20,6 @@ from quietgrad.cli.options import (
     noise_option,
     plan_options,
 )
-
-
-@dataclass(frozen=True)
-class Search:
-    """A search, and what as many runs cost if all of them are released.
-
-    Attributes:
-        tuned: the search.
-        noise_multiplier: of its every run.
-        naive_runs: its mean number of runs, rounded up.
-        naive_epsilon: what so many runs cost together, by the same accountant.
-    """
-
-    tuned: TunedSearch
-    noise_multiplier: float
-    naive_runs: int
-    naive_epsilon: float
-
-    @classmethod
-    def of(cls, plan: TrainingPlan, search: TunedSearch) -> "Search":
-        """Add what the search is compared with."""
-        assert search.noise_multiplier is not None  # given, or found
-        naive_runs = math.ceil(search.mean_runs)
-        naive = accounting.epsilon(
-            noise_multiplier=search.noise_multiplier,
-            sampling=plan.sampling,
-            steps=plan.steps * naive_runs,
-            delta=search.delta,
-            accountant="rdp",
-        )
-        return cls(search, search.noise_multiplier, naive_runs, naive)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "noise_multiplier": self.noise_multiplier,
-            "single_run_epsilon": json_number(self.tuned.single_run_epsilon),
-            "epsilon": json_number(self.tuned.epsilon),
-            "delta": self.tuned.delta,
-            "naive_runs": self.naive_runs,
-            "naive_epsilon": json_number(self.naive_epsilon),
-            "is_guarantee": True,
-        }
-
-
-@dataclass(frozen=True)
-class TuneCostReport:
-    """Searches that differ only in how the number of runs is drawn.
-
-    Attributes:
-        plan: one run.
-        target: what the search was to stay within, if the noise was asked for.
-        searches: at least one.
-    """
-
-    plan: TrainingPlan
-    target: float | None
-    searches: list[Search]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        first = self.searches[0]
-        known = (
-            {"noise_multiplier": first.noise_multiplier}
-            if self.target is None
-            else {"epsilon": self.target}
-        )
-        typed = known | {"delta": first.tuned.delta, "runs": first.tuned.mean_runs}
-        return (
-            {"inputs": typed | self.plan.given.typed()}
-            | self.plan.as_dict()
-            | {"accountant": "rdp"}
-            | {"searches": {each.tuned.distribution: each.as_dict() for each in self.searches}}
-        )
-
-    def show(self, console: Console) -> None:
-        """The same for people."""
-        first = self.searches[0]
-        console.print(
-            f"{first.tuned.mean_runs:g} runs on average, each of {spending.steps(self.plan)},"
-            f" {self._known()}"
-        )
-        for line in spending.setting(self.plan, f"delta {first.tuned.delta:g}"):
-            console.print(line)
-        console.print(self._table())
-        console.print(
-            "Upper bounds (Renyi). The number of runs must be drawn at random, once, as"
-            " quietgrad.accounting.TunedSearch.draw_runs does."
-        )
-        costs = dict.fromkeys(printed(each.naive_epsilon) for each in self.searches)
-        console.print(
-            f"Naive composition of {first.naive_runs} such runs would cost {' / '.join(costs)}."
-        )
-
-    def _known(self) -> str:
-        if self.target is None:
-            return f"with noise multiplier {self.searches[0].noise_multiplier:g}"
-        return f"the search within epsilon {self.target:g}"
-
-    def _table(self) -> Table:
-        table = Table()
-        table.add_column("runs drawn from")
-        if self.target is not None:
-            table.add_column("noise multiplier", justify="right")
-        table.add_column("epsilon of one run", justify="right")
-        table.add_column("of the whole search", justify="right")
-        for each in self.searches:
-            noise = [] if self.target is None else [printed(each.noise_multiplier, decimals=4)]
-            one, whole = each.tuned.single_run_epsilon, each.tuned.epsilon
-            table.add_row(each.tuned.distribution, *noise, printed(one), printed(whole))
-        return table
-
 
 _DISTRIBUTIONS: tuple[RunsDistribution, ...] = get_args(RunsDistribution)
 
@@ -156,7 +42,7 @@ _DISTRIBUTIONS: tuple[RunsDistribution, ...] = get_args(RunsDistribution)
     "distributions",
     type=click.Choice(_DISTRIBUTIONS),
     multiple=True,
-    help="How the number of runs is drawn; may be repeated. Default: all.",
+    help="Distribution of the number of runs; may be repeated. Default: all.",
 )
 @json_option
 def tune_cost(
@@ -168,17 +54,22 @@ def tune_cost(
     distributions: tuple[RunsDistribution, ...],
     as_json: bool,
 ) -> None:
-    """What a random search costs if only its best run is released.
+    """Compute the epsilon of a search that releases only its best run.
 
-    Give --noise-multiplier of the runs, for the epsilon of the search, or --epsilon of the search,
-    for the noise multiplier its runs need. Sampling and steps are those of one run. The cost is
-    known for Poisson sampling and for full batches.
+    Give --noise-multiplier of the runs to get the epsilon of the search, or --epsilon of the search
+    to get the noise multiplier that its runs need. Sampling and steps are those of one run. The
+    cost is known for Poisson sampling and for full batches.
     """
     with computing("Composing the search"):
-        _require_known(plan)
-        _require_one(noise_multiplier, epsilon)
-        searches = [
-            accounting.tuned(
+        if not isinstance(plan.sampling, Poisson | FullBatch):
+            option = "--largest-batch" if plan.given.largest_batch else "--sampling shuffled"
+            raise ValueError(
+                f"{option}: the cost of a search is known only for Poisson sampling and full"
+                " batches"
+            )
+        require_one(noise_multiplier=noise_multiplier, epsilon=epsilon)
+        searches = {
+            distribution: tuned(
                 mean_runs=runs,
                 delta=delta,
                 distribution=distribution,
@@ -188,23 +79,60 @@ def tune_cost(
                 sampling=plan.sampling,
             )
             for distribution in dict.fromkeys(distributions or _DISTRIBUTIONS)
-        ]
-        report = TuneCostReport(plan, epsilon, [Search.of(plan, each) for each in searches])
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2, allow_nan=False))
-    else:
-        report.show(Console())
+        }
+        naive_runs, noises, naive = math.ceil(runs), dict[str, float](), dict[str, float]()
+        for name, search in searches.items():
+            assert search.noise_multiplier is not None  # given, or found
+            noises[name] = search.noise_multiplier
+            # For comparison: as many runs, all of them released.
+            naive[name] = epsilon_of(
+                noise_multiplier=search.noise_multiplier,
+                sampling=plan.sampling,
+                steps=plan.steps * naive_runs,
+                delta=delta,
+                accountant="rdp",
+            )
+    known = {"noise_multiplier": noise_multiplier} if epsilon is None else {"epsilon": epsilon}
+    found = {
+        "inputs": known | {"delta": delta, "runs": runs} | plan.given.typed(),
+        **plan.as_dict(),
+        "accountant": "rdp",
+        "searches": {
+            name: {
+                "noise_multiplier": noises[name],
+                "single_run_epsilon": json_number(search.single_run_epsilon),
+                "epsilon": json_number(search.epsilon),
+                "delta": search.delta,
+                "naive_runs": naive_runs,
+                "naive_epsilon": json_number(naive[name]),
+                "is_guarantee": True,
+            }
+            for name, search in searches.items()
+        },
+    }
 
-
-def _require_known(plan: TrainingPlan) -> None:
-    if not isinstance(plan.sampling, accounting.Poisson | accounting.FullBatch):
-        option = "--largest-batch" if plan.given.largest_batch else "--sampling shuffled"
-        raise ValueError(
-            f"{option}: the cost of a search is known only for Poisson sampling and full batches"
+    def show(console: Console) -> None:
+        if epsilon is None:
+            goal = f"with noise multiplier {noise_multiplier:g}"
+        else:
+            goal = f"the search within epsilon {epsilon:g}"
+        console.print(f"{runs:g} runs on average, each of {plan.length()}, {goal}")
+        for line in plan.conditions(f"delta {delta:g}"):
+            console.print(line)
+        table = Table("distribution of runs")
+        columns = ("epsilon of one run", "epsilon of the search")
+        for column in columns if epsilon is None else ("noise multiplier", *columns):
+            table.add_column(column, justify="right")
+        for name, search in searches.items():
+            noise = [] if epsilon is None else [printed(noises[name], decimals=4)]
+            spent = printed(search.single_run_epsilon), printed(search.epsilon)
+            table.add_row(name, *noise, *spent)
+        console.print(table)
+        console.print(
+            "Upper bounds (Renyi). The number of runs must be drawn at random, once, as"
+            " quietgrad.accounting.TunedSearch.draw_runs does."
         )
+        costs = " / ".join(dict.fromkeys(map(printed, naive.values())))
+        console.print(f"Naive composition of {naive_runs} such runs would cost {costs}.")
 
-
-def _require_one(noise_multiplier: float | None, epsilon: float | None) -> None:
-    if (noise_multiplier is None) == (epsilon is None):
-        found = "neither" if epsilon is None else "both"
-        raise ValueError(f"expected either --noise-multiplier or --epsilon, got {found}")
+    print_result(found, show, as_json=as_json)

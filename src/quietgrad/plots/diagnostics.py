@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quietgrad.diagnostics.records import Measurement, Record, Spread
-from quietgrad.plots.runs import require_matplotlib
+from quietgrad.diagnostics.records import Averaged, Measurement, Record, Spread
+from quietgrad.plots.runs import mark_whole_numbers, new_figure, put_legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SAMPLES, _MEAN, _CLIPPED = "tab:blue", "black", "tab:red"
 _AVERAGES = ("tab:cyan", "tab:green", "tab:olive", "tab:purple")
 _UNDEFINED = math.nan  # a gap in the line
+ValueOf = Callable[[Measurement], float | None]
 
 
 def diagnostics_figure(history: Sequence[Record], *, title: str) -> "Figure":
@@ -28,17 +29,13 @@ def diagnostics_figure(history: Sequence[Record], *, title: str) -> "Figure":
     """
     if not history:
         raise ValueError("history is empty: expected the measurements of at least one step")
-    require_matplotlib()
-    from matplotlib.figure import Figure  # an extra: only when needed
-
-    figure = Figure(figsize=(10.0, 8.4), dpi=150, layout="constrained")
-    figure.suptitle(f"NOT PRIVATE (raw gradients): {title}", fontsize="medium", color=_CLIPPED)
+    figure = new_figure(f"NOT PRIVATE (raw gradients): {title}", 10.0, 8.4, color=_CLIPPED)
     panels = (_draw_norms, _draw_noise, _draw_cosines, _draw_clipped)
     for axes, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):
         draw(axes, history)
         axes.grid(alpha=0.3)
         _mark_steps(axes, history)
-        _put_legend_below(axes)
+        put_legend_below(axes, columns=2, drop=0.14, size="x-small")
     return figure
 
 
@@ -53,7 +50,8 @@ def _draw_noise(axes: "Axes", history: Sequence[Record]) -> None:
     axes.set_title("Sampling noise, root of E|g_i - g|^2", fontsize="small")
     _draw_line(axes, history, lambda m: math.sqrt(m.sampling_noise), "samples", _SAMPLES)
     for size, color in _sizes_with_colors(history, at_least=2):
-        _draw_line(axes, history, _noise_of_averages(size), f"averages of {size}", color)
+        noise = _of_averages(size, lambda each: _root(each.sampling_noise))
+        _draw_line(axes, history, noise, f"averages of {size}", color)
     _draw_line(axes, history, lambda measured: measured.mean_gradient_norm, "mean gradient", _MEAN)
     _scale_by_ratio(axes)
 
@@ -64,7 +62,8 @@ def _draw_cosines(axes: "Axes", history: Sequence[Record]) -> None:
     _draw_line(axes, history, lambda measured: measured.clipped_cosine, "clipped sum", _CLIPPED)
     for size, color in _sizes_with_colors(history, at_least=1):
         label = f"sum of normalized {f'averages of {size}' if size > 1 else 'samples'}"
-        _draw_line(axes, history, _cosine_of_averages(size), label, color)
+        cosine = _of_averages(size, lambda each: each.normalized_cosine)
+        _draw_line(axes, history, cosine, label, color)
     _fit_cosines(axes)
 
 
@@ -116,7 +115,7 @@ def _draw_band(
 def _draw_line(
     axes: "Axes",
     history: Sequence[Record],
-    value_of: Callable[[Measurement], float | None],
+    value_of: ValueOf,
     label: str,
     color: str,
 ) -> None:
@@ -125,21 +124,15 @@ def _draw_line(
     axes.plot(_steps(history), shown, color=color, marker=_marker(history), label=label)
 
 
-def _noise_of_averages(size: int) -> Callable[[Measurement], float | None]:
-    def value(measured: Measurement) -> float | None:
-        noises = (each.sampling_noise for each in measured.averages if each.size == size)
-        noise = next(noises, None)
-        return None if noise is None else math.sqrt(noise)
-
-    return value
+def _root(value: float | None) -> float | None:
+    return None if value is None else math.sqrt(value)
 
 
-def _cosine_of_averages(size: int) -> Callable[[Measurement], float | None]:
-    def value(measured: Measurement) -> float | None:
-        cosines = (each.normalized_cosine for each in measured.averages if each.size == size)
-        return next(cosines, None)
-
-    return value
+def _of_averages(size: int, value_of: Callable[[Averaged], float | None]) -> ValueOf:
+    """A value of the averages of this size; None where there are none."""
+    return lambda measured: next(
+        (value_of(each) for each in measured.averages if each.size == size), None
+    )
 
 
 def _sizes_with_colors(history: Sequence[Record], *, at_least: int) -> list[tuple[int, str]]:
@@ -151,9 +144,7 @@ def _sizes_with_colors(history: Sequence[Record], *, at_least: int) -> list[tupl
 
 def _mark_steps(axes: "Axes", history: Sequence[Record]) -> None:
     """Whole numbers; a single step stands in the middle."""
-    from matplotlib.ticker import MaxNLocator  # an extra: only when needed
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    mark_whole_numbers(axes)
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel("steps")
     if len(history) == 1:
@@ -166,13 +157,6 @@ def _fit_cosines(axes: "Axes") -> None:
     if math.isfinite(low) and math.isfinite(high):
         margin = max(0.05 * (high - low), 0.01)
         axes.set_ylim(max(-1.05, low - margin), min(1.05, high + margin))
-
-
-def _put_legend_below(axes: "Axes") -> None:
-    """Where no line is."""
-    axes.legend(
-        fontsize="x-small", ncols=2, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14)
-    )
 
 
 def _scale_by_ratio(axes: "Axes") -> None:

@@ -1,26 +1,68 @@
-"""Epsilon over the steps of a run, drawn."""
+"""Figures of runs: epsilon over steps, audits, maps of sweeps, plans of memory."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quietgrad import accounting
 from quietgrad._checks import require_count, require_delta
-from quietgrad.accounting.accountants import resolve
+from quietgrad.accounting.accountants import profile, resolve
 from quietgrad.accounting.accountants.base import Precision
 from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent, Participation, Passes
-from quietgrad.audit.result import AuditResult
 from quietgrad.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from quietgrad.audit.result import AuditResult
     from quietgrad.planning.result import Option, Plan  # needs torch
+
+
+def require_matplotlib() -> None:
+    """Complain if matplotlib is not installed.
+
+    Raises:
+        MissingExtraError: it is not; the message says what to install.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+
+
+def new_figure(title: str, width: float, height: float, **suptitle: Any) -> "Figure":
+    """An empty figure of so many inches. It belongs to no window and no global list."""
+    require_matplotlib()
+    from matplotlib.figure import Figure  # an extra: only when needed
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize="medium", **suptitle)
+    return figure
+
+
+def mark_whole_numbers(axes: "Axes") -> None:
+    """Mark the horizontal axis at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator  # an extra: only when needed
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def put_legend_below(axes: "Axes", *, columns: int, drop: float, size: str = "small") -> None:
+    """Put the legend where no line is; ``drop`` is how far below the axes, in their height."""
+    axes.legend(
+        fontsize=size,
+        ncols=columns,
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -drop),
+    )
+
+
+# Epsilon over the steps of a run.
 
 
 @dataclass(frozen=True)
@@ -47,10 +89,7 @@ def epsilon_figure(curves: Mapping[str, EpsilonCurve], *, title: str) -> "Figure
     What is no guarantee is dashed. The figure belongs to no window and no global list: save it
     with `figure.savefig(path)`, and it is gone when it is no longer used.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure  # an extra: only when needed
-
-    figure = Figure(figsize=(7.0, 4.5), dpi=150, layout="constrained")
+    figure = new_figure(title, 7.0, 4.5)
     axes = figure.add_subplot()
     for label, curve in curves.items():
         axes.plot(
@@ -60,7 +99,6 @@ def epsilon_figure(curves: Mapping[str, EpsilonCurve], *, title: str) -> "Figure
             linestyle="-" if curve.is_guarantee else "--",
             drawstyle="steps-pre" if curve.by_passes else "default",
         )
-    axes.set_title(title, fontsize="medium")
     axes.set_xlabel("steps")
     axes.set_ylabel("epsilon")
     axes.xaxis.set_major_formatter("{x:,g}")
@@ -76,18 +114,6 @@ def _top(curves: Iterable[EpsilonCurve]) -> float | None:
     bounds = (value for curve in curves if curve.is_guarantee for value in curve.epsilons)
     highest = max(filter(math.isfinite, bounds), default=0.0)
     return 1.05 * highest if highest > 0 else None
-
-
-def require_matplotlib() -> None:
-    """Complain if matplotlib is not installed.
-
-    Raises:
-        MissingExtraError: it is not; the message says what to install.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
 
 
 _EVERY_UP_TO = 60  # so few are all shown
@@ -113,10 +139,8 @@ def epsilon_over_steps(
 
     def spent(count: int, precision: Precision) -> float:
         event = GaussianEvent(noise_multiplier, sampling, count)
-        profile = accounting.profile(
-            [event], accountant=accountant, adjacency=adjacency, precision=precision
-        )
-        return profile.epsilon(delta)
+        found = profile([event], accountant=accountant, adjacency=adjacency, precision=precision)
+        return found.epsilon(delta)
 
     points = _points(sampling, steps)
     values = [*(spent(count, "coarse") for count in points[:-1]), spent(steps, "fine")]
@@ -150,11 +174,13 @@ def _rising(values: list[float]) -> tuple[float, ...]:
     return tuple(accumulate(reversed(values), min))[::-1]
 
 
+# Audits.
+
 _CLAIM, _ABSENT, _PRESENT, _OTHER = "black", "tab:blue", "tab:orange", "lightgray"
 _FINE, _ALARM = "tab:green", "tab:red"
 
 
-def audit_figure(result: AuditResult, *, title: str, score: str) -> "Figure":
+def audit_figure(result: "AuditResult", *, title: str, score: str) -> "Figure":
     """A figure of an audit's bounds and of its scores.
 
     Args:
@@ -162,19 +188,15 @@ def audit_figure(result: AuditResult, *, title: str, score: str) -> "Figure":
         title: what was audited.
         score: what a score is, in words.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure  # an extra: only when needed
-
-    figure = Figure(figsize=(7.0, 5.6), dpi=150, layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(2, 3))
     verdict = "claim VIOLATED" if result.violated else "claim not violated"
-    figure.suptitle(f"{title}: {verdict}", fontsize="medium")
+    figure = new_figure(f"{title}: {verdict}", 7.0, 5.6)
+    above, below = figure.subplots(2, 1, height_ratios=(2, 3))
     _draw_bounds(above, result)
     _draw_scores(below, result, score)
     return figure
 
 
-def _draw_bounds(axes: "Axes", result: AuditResult) -> None:
+def _draw_bounds(axes: "Axes", result: "AuditResult") -> None:
     """Bars that end left of the line are what correct training gives."""
     bounds = {"measured, for the claimed mechanism": result.lower_bound, **result.bounds}
     colors = [_ALARM if result.violated else _FINE] + [_OTHER] * len(result.bounds)
@@ -193,7 +215,7 @@ def _draw_bounds(axes: "Axes", result: AuditResult) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
 
 
-def _draw_scores(axes: "Axes", result: AuditResult, score: str) -> None:
+def _draw_scores(axes: "Axes", result: "AuditResult", score: str) -> None:
     edges = np.histogram_bin_edges(result.scores, bins=40).tolist()
     for label, chosen, color in (
         ("absent", ~result.present, _ABSENT),
@@ -208,6 +230,8 @@ def _draw_scores(axes: "Axes", result: AuditResult, score: str) -> None:
     axes.legend(fontsize="small")
 
 
+# Sweeps.
+
 Grid = Sequence[Sequence[float]]
 _CELL, _MARGIN, _TITLE = 0.75, 1.6, 6.4  # inches
 
@@ -218,7 +242,6 @@ def heat_maps(
     columns: tuple[str, Sequence[float]],
     rows: tuple[str, Sequence[float]],
     title: str,
-    scale: float = 100.0,
 ) -> "Figure":
     """Maps side by side on one scale of colours, with the figure in every cell.
 
@@ -227,34 +250,30 @@ def heat_maps(
         columns: what changes from left to right, and its values.
         rows: what changes from bottom to top, and its values.
         title: of all.
-        scale: what scores are multiplied by.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure  # an extra: only when needed
-
-    scores = [score * scale for grid in maps.values() for row in grid for score in row]
-    finite = [score for score in scores if math.isfinite(score)] or [0.0]
+    scores = [score for grid in maps.values() for row in grid for score in row]
+    finite = list(filter(math.isfinite, scores)) or [0.0]
     least, most = min(finite), max(finite)
     width = max(_TITLE, len(maps) * (_CELL * len(columns[1]) + _MARGIN))
     height = _CELL * len(rows[1]) + _MARGIN
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize="medium")
+    figure = new_figure(title, width, height)
     for place, (name, grid) in enumerate(maps.items(), start=1):
         axes = figure.add_subplot(1, len(maps), place)
-        shown = [[score * scale for score in row] for row in grid]
-        axes.imshow(shown, origin="lower", vmin=least, vmax=most, cmap="cividis", aspect="auto")
+        axes.imshow(grid, origin="lower", vmin=least, vmax=most, cmap="cividis", aspect="auto")
         axes.set_title(name)
         axes.set_xticks(range(len(columns[1])), [f"{value:g}" for value in columns[1]])
         axes.set_yticks(range(len(rows[1])), [f"{value:g}" for value in rows[1]])
         axes.set_xlabel(columns[0])
         axes.set_ylabel(rows[0])
         middle = (least + most) / 2
-        for y, row in enumerate(shown):
+        for y, row in enumerate(grid):
             for x, score in enumerate(row):
                 colour = "white" if score < middle else "black"
                 axes.text(x, y, f"{score:.1f}", ha="center", va="center", color=colour)
     return figure
 
+
+# Plans of memory.
 
 _MB = 1e6
 _FEW = (2, 4)  # numbers of groups that are drawn besides the extremes
@@ -270,86 +289,56 @@ def plan_figure(plan: "Plan", *, title: str) -> "Figure":
         plan: what was planned.
         title: what for.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure  # an extra: only when needed
-
-    figure = Figure(figsize=(7.0, 7.4), dpi=150, layout="constrained")
+    figure = new_figure(title, 7.0, 7.4)
     above, below = figure.subplots(2, 1, height_ratios=(3, 2))
-    figure.suptitle(title, fontsize="medium")
     _draw_profiles(above, plan)
     _draw_peaks(below, plan)
     return figure
 
 
 def _draw_profiles(axes: "Axes", plan: "Plan") -> None:
-    from matplotlib.ticker import MaxNLocator  # an extra: only when needed
-
     turns = range(1, len(plan.layers) + 1)
-    for place, option in enumerate(_shown(plan)):
+    wanted = {1, *_FEW, len(plan.layers), plan.recommended.option.groups}
+    shown = [option for option in plan.best if option.groups in wanted]
+    for place, option in enumerate(shown):
         memory = plan.memory_over_turns(option.starts) / _MB
         # Much of a line is often that of another: each is narrower than those it lies on.
         width = max(1.0, _WIDEST - place * _NARROWER)
         axes.plot(turns, memory, label=_label(option, plan), linewidth=width)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    mark_whole_numbers(axes)
     axes.set_xlabel("layers back-propagated")
     axes.set_ylabel("MB per sample")
     axes.set_title("At most alive in the turn of each layer", fontsize="small")
-    _put_legend_below(axes, columns=2, drop=0.15)
+    put_legend_below(axes, columns=2, drop=0.15)
 
 
 def _draw_peaks(axes: "Axes", plan: "Plan") -> None:
-    _draw_line(axes, plan.uniform, "equal numbers of layers", marker="s", color=_EVEN, size=8)
-    _draw_line(axes, plan.best, "best boundaries", marker="o", color=_BEST, size=4)
+    for options, label, marker, color, size in (
+        (plan.uniform, "equal numbers of layers", "s", _EVEN, 8.0),
+        (plan.best, "best boundaries", "o", _BEST, 4.0),
+    ):
+        groups = [option.groups for option in options]
+        values = [option.peak / _MB for option in options]
+        axes.plot(
+            groups, values, label=label, marker=marker, ms=size, color=color, linewidth=size / 3
+        )
     chosen = plan.recommended.option
     place = chosen.groups, chosen.peak / _MB
     axes.plot(*place, "*", ms=13, color=_CHOSEN, mec="white", label="recommended", zorder=3)
-    axes.set_ylim(*_around([option.peak / _MB for option in (*plan.best, *plan.uniform)]))
+    peaks = [option.peak / _MB for option in (*plan.best, *plan.uniform)]
+    low, high = min(peaks), max(peaks)
+    room = max(0.15 * (high - low), 0.01 * high)  # also where all are nearly the same
+    axes.set_ylim(low - room, high + room)
     axes.set_xscale("log")
-    ticks = _ticks(len(plan.layers))
+    layers = len(plan.layers)
+    ticks = [*(count for count in _TICKS if 1.2 * count < layers), layers]  # room before the last
     axes.set_xticks(ticks, labels=[str(count) for count in ticks])
     axes.minorticks_off()
     axes.set_xlabel("groups")
     axes.set_ylabel("MB per sample")
     axes.set_title("Highest peak (the axis does not begin at 0)", fontsize="small")
-    _put_legend_below(axes, columns=3, drop=0.24)
-
-
-def _draw_line(
-    axes: "Axes", options: "Sequence[Option]", label: str, *, marker: str, color: str, size: float
-) -> None:
-    groups = [option.groups for option in options]
-    peaks = [option.peak / _MB for option in options]
-    axes.plot(groups, peaks, label=label, marker=marker, ms=size, color=color, linewidth=size / 3)
-
-
-def _put_legend_below(axes: "Axes", *, columns: int, drop: float) -> None:
-    """Where no line is; ``drop`` is how far below the axes, in their height."""
-    axes.legend(
-        fontsize="small",
-        ncols=columns,
-        frameon=False,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -drop),
-    )
-
-
-def _around(values: list[float]) -> tuple[float, float]:
-    """Limits with room on both sides, also where all values are nearly the same."""
-    low, high = min(values), max(values)
-    room = max(0.15 * (high - low), 0.01 * high)
-    return low - room, high + room
-
-
-def _ticks(layers: int) -> list[int]:
-    """A few numbers of groups, and layer-wise, with room between the last two."""
-    return [*(count for count in _TICKS if 1.2 * count < layers), layers]
-
-
-def _shown(plan: "Plan") -> "list[Option]":
-    """One group, a few, as many as there are layers, and what is recommended."""
-    wanted = {1, *_FEW, len(plan.layers), plan.recommended.option.groups}
-    return [option for option in plan.best if option.groups in wanted]
+    put_legend_below(axes, columns=3, drop=0.24)
 
 
 def _label(option: "Option", plan: "Plan") -> str:

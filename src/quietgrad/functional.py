@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad.capture.model_state import undisturbed
+from quietgrad.capture.model_state import preserve_state
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
@@ -163,7 +163,7 @@ def captured_backward(
 
 def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:
     """The number of losses, from a first run that leaves no trace."""
-    with undisturbed(model):
+    with preserve_state(model):
         losses = closure()
     check_losses(losses)
     if not len(losses):

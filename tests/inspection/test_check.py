@@ -14,7 +14,7 @@ import quietgrad as qg
 from contract.stock import STOCK
 from quietgrad import inspection
 from quietgrad.inspection import Severity
-from quietgrad.inspection.copies import Copies
+from quietgrad.inspection.subject import Copies
 
 from .broken import BROKEN, B, D, LastBatch, cross_entropy, data, plain
 

@@ -225,7 +225,7 @@ REFUSALS = [
     _fault(
         "mixing",
         "A model is not called with some samples replaced, to see whether the others notice.",
-        "check_independence(call, list(splits(tape.batch)))",
+        "check_independence(call, list(split_samples(tape.batch)))",
         "call",
         "tests/refusals/test_mixing.py",
         "before_the_first_parameter",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from array import array
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import quietgrad as qg
+from quietgrad.errors import UnsupportedOperationError
 
 from .helpers import Net, attach, only_batch, samples, squares
 
@@ -105,3 +110,174 @@ def test_an_attribute_that_a_replay_rebinds_is_put_back():
     qg.clipped_sum(model, lambda: squares(model, x))
     assert model.last_count == 4
     assert tuple(model.last_shape) == tuple(x.shape)
+
+
+@dataclass
+class Record:
+    count: int = 0
+
+
+class Plain:
+    """An object with a __dict__, also one that can be called."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        return self.count
+
+
+class Slotted:
+    __slots__ = ("count", "unset")
+
+    def __init__(self):
+        self.count = 0
+
+
+class SlottedAndMore(Slotted):
+    """Slots of a base class beside a __dict__."""
+
+
+class ListWithCount(list):
+    count = 0
+
+
+class Shared(nn.Module):
+    def __init__(self, helper):
+        super().__init__()
+        self.helper = helper
+
+    def forward(self, x):
+        self.helper.count += 0.5
+        return x
+
+
+def cyclic():
+    holder = SimpleNamespace(count=0, inner=[])
+    holder.inner.append({"holder": holder})
+    return holder
+
+
+def nested():
+    return {"a": [({"b": SimpleNamespace(count=0)},)]}
+
+
+def increment(holder):
+    holder.count += 1
+
+
+def increment_entry(holder, key="count"):
+    holder[key] += 1
+
+
+# How the holder is made, how its counter is incremented, how it is read.
+HOLDERS = {
+    "list": (lambda: [0], lambda h: increment_entry(h, 0), lambda h: h[0]),
+    "appended": (list, lambda h: h.append(None), len),
+    "dict": (lambda: {"count": 0}, increment_entry, lambda h: h["count"]),
+    "nested": (
+        nested,
+        lambda h: increment(h["a"][0][0]["b"]),
+        lambda h: h["a"][0][0]["b"].count,
+    ),
+    "tuple of lists": (lambda: ([0],), lambda h: increment_entry(h[0], 0), lambda h: h[0][0]),
+    "set": (set, lambda h: h.add(len(h)), len),
+    "namespace": (lambda: SimpleNamespace(count=0), increment, lambda h: h.count),
+    "dataclass": (Record, increment, lambda h: h.count),
+    "object": (Plain, increment, lambda h: h.count),
+    "slots": (Slotted, increment, lambda h: h.count),
+    "inherited slots": (SlottedAndMore, increment, lambda h: h.count),
+    "new attribute": (
+        SlottedAndMore,
+        lambda h: setattr(h, "unset", getattr(h, "unset", 0) + 1),
+        lambda h: h.unset,
+    ),
+    "list with attributes": (ListWithCount, increment, lambda h: h.count),
+    "deque": (deque, lambda h: h.append(None), len),
+    "full deque": (
+        lambda: deque([0, 0], maxlen=2),
+        lambda h: h.append(h[-1] + 1),
+        lambda h: h[-1],
+    ),
+    "Counter": (Counter, lambda h: h.update(["count"]), lambda h: h["count"]),
+    "defaultdict": (lambda: defaultdict(int), increment_entry, lambda h: h["count"]),
+    "OrderedDict": (lambda: OrderedDict(count=0), increment_entry, lambda h: h["count"]),
+    "UserDict": (lambda: UserDict(count=0), increment_entry, lambda h: h["count"]),
+    "numpy array": (lambda: np.zeros(2), lambda h: h.__iadd__(1), lambda h: h[1]),
+    "array": (lambda: array("i", [0]), lambda h: increment_entry(h, 0), lambda h: h[0]),
+    "tensor": (lambda: torch.zeros(3), lambda h: h.add_(1), lambda h: h[1].item()),
+    "tensor in an object": (
+        lambda: SimpleNamespace(count=torch.zeros(())),
+        lambda h: h.count.add_(1),
+        lambda h: h.count.item(),
+    ),
+    "bytearray": (lambda: bytearray(1), lambda h: increment_entry(h, 0), lambda h: h[0]),
+    "grown bytearray": (bytearray, lambda h: h.extend(b"x"), len),
+    "cycle": (cyclic, lambda h: increment(h.inner[0]["holder"]), lambda h: h.count),
+}
+
+
+def train(model, x, steps):
+    engine, passed = attach(model, x, physical_batch_size=2), 0
+    while engine.steps_taken < steps:
+        for batch in engine.batches():
+            for (rows,) in batch:
+                passed += 1
+                engine.backward(squares(model, rows))
+            engine.step()
+    return passed
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_counter_reads_the_number_of_micro_batches(name):
+    make, count, read = HOLDERS[name]
+
+    def forward(net, x):
+        count(net.holder)
+        return net.last(x)
+
+    model = Net(forward)
+    model.holder = make()
+    kept = model.holder
+    passed = train(model, samples(4), 2)
+    assert model.holder is kept
+    assert passed == 4
+    assert read(model.holder) == passed
+
+
+def test_a_counter_shared_by_two_modules():
+    model, helper = nn.Sequential(nn.Linear(3, 2).double()), Plain()
+    model.append(Shared(helper)).append(Shared(helper))
+    assert train(model, samples(4), 2) == helper.count == 4
+
+
+def keep_in(holder, mean):
+    if isinstance(holder, (dict, UserDict)):
+        holder["mean"] = mean
+    elif isinstance(holder, (list, deque)):
+        holder.append(mean)
+    elif isinstance(holder, tuple):
+        holder[0].append(mean)
+    elif isinstance(holder, set):
+        holder.add(mean)
+    elif isinstance(holder, np.ndarray):
+        holder[:] = mean.numpy()[0]
+    elif isinstance(holder, (bytearray, array)):
+        holder.append(int(mean.abs().sum().item()) % 100)
+    elif isinstance(holder, torch.Tensor):
+        holder.copy_(mean)
+    else:
+        holder.count = mean
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_data_kept_in_a_holder_is_refused(name):
+    def forward(net, x):
+        keep_in(net.holder, x.detach().mean(0))
+        return net.last(x)
+
+    model = Net(forward)
+    model.holder = HOLDERS[name][0]()
+    engine = attach(model, samples(4))
+    with pytest.raises(UnsupportedOperationError, match=r"'holder.*keeps something computed"):
+        engine.backward(squares(model, *only_batch(engine)))

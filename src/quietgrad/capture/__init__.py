@@ -1,8 +1,10 @@
 """Capture: per-sample gradients of stock models, by rules for torch operations."""
 
-from quietgrad.capture.call import Call, rule
+from quietgrad.capture import rules  # registers them
+from quietgrad.capture.call import Call
+from quietgrad.capture.model_state import is_repeating, preserve_state
+from quietgrad.capture.operations import rule
 from quietgrad.capture.refusals import check_losses
-from quietgrad.capture.repetition import is_repeating, undisturbed
 from quietgrad.capture.session import Capture, detach
 from quietgrad.capture.tape import Sink
 
@@ -13,6 +15,7 @@ __all__ = [
     "check_losses",
     "detach",
     "is_repeating",
+    "preserve_state",
     "rule",
-    "undisturbed",
+    "rules",
 ]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from quietgrad.capture.layout import Rows, SiteKey
+from quietgrad.capture.layout import Layout, SiteKey
+from quietgrad.capture.operations import is_in_place, operation_name
 from quietgrad.capture.parameters import Lookup, MakeFactor, Target, Use, is_spread_over_samples
-from quietgrad.capture.tape import Site, Tape, tap_output, tap_source
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors.base import Dense, Factor
+from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.gather import Gather
+
+if TYPE_CHECKING:
+    from quietgrad.capture.tape import Site, Tape
 
 
 def current_checkpoint() -> Any:
@@ -26,11 +29,6 @@ def current_checkpoint() -> Any:
         return None
     return hooks[0]
 
-
-_IN_PLACE_OPERATORS = frozenset(
-    f"{name}__"
-    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
-)
 
 Uses = Sequence[tuple[Tensor | None, MakeFactor]]
 """Tensors that may be managed, each with how its factor is made."""
@@ -96,7 +94,7 @@ class Call:
         """Record the factors of the managed tensors in ``uses`` when ``output``'s gradient arrives.
 
         The samples are in one of the first ``dims`` dimensions of the output. A factor is made as
-        ``make(rows, grad, *saved)``.
+        ``make(layout, grad, *saved)``.
         """
         site = self.site(uses, output.shape, dims=dims, label=label)
         if site is None:
@@ -107,8 +105,7 @@ class Call:
                 "Use real parameters and elementwise operations",
                 *(tensor for tensor, _ in uses),
             )
-        detached = [tensor.detach() for tensor in saved]
-        return tap_output(output, self._tape.token, site, detached)
+        return self._tape.tap_output(output, site, [tensor.detach() for tensor in saved])
 
     def site(self, uses: Uses, shape: torch.Size, *, dims: int, label: str = "") -> Site | None:
         """Where a gradient of this shape is to arrive; None if no tensor in ``uses`` is managed."""
@@ -130,13 +127,16 @@ class Call:
             derived = self._tape.derived(tensor)
         lookup = derived.lookup if derived else None
         if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
-            use, dims = self._lookup_use(lookup, shape), len(shape) - 1
+            tensor_used, dims = lookup.table, len(shape) - 1
+            ids = lookup.ids.expand(shape[:-1])
+            make: MakeFactor = partial(_looked_up, ids=ids, lookup=lookup)
         else:
-            target = self._target_of(tensor)
-            assert target is not None
-            use, dims = Use(target, partial(_unbroadcast, shape=tensor.shape)), len(shape)
-        site = self._site([use], label, shape, dims)
-        return tap_source(tensor.detach(), self._tape.token, site, shape)
+            tensor_used, dims = tensor, len(shape)
+            make = partial(_unbroadcast, shape=tensor.shape)
+        target = self._target_of(tensor_used)
+        assert target is not None
+        site = self._site([Use(target, make)], label, shape, dims)
+        return self._tape.tap_source(tensor.detach(), site, shape)
 
     def own_copies(self, tensor: Any) -> Any:
         """A parameter repeated once per sample as data; anything else as it is."""
@@ -151,12 +151,6 @@ class Call:
             f"{self.name} in {self._where()}{self._parameters(tensors)}: {reason}. {remedy}"
         )
 
-    def _lookup_use(self, lookup: Lookup, shape: torch.Size) -> Use:
-        target = self._target_of(lookup.table)
-        assert target is not None
-        ids = lookup.ids.expand(shape[:-1])
-        return Use(target, partial(_looked_up, ids=ids, lookup=lookup))
-
     def _site(self, uses: list[Use], label: str, shape: torch.Size, dims: int) -> Site:
         names = ", ".join(name for use in uses for name in use.target.names)
         if current_checkpoint() is not self._frame.checkpoint:
@@ -170,7 +164,7 @@ class Call:
             self._ordinals[names] = self._frame.seen[self.name, names]
             self._frame.seen[self.name, names] += 1
         key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, len(shape))
-        return Site(self._tape, key, shape, range(dims), uses)
+        return self._tape.add_site(key, shape, range(dims), uses)
 
     def _where(self) -> str:
         return f"module '{self._frame.path}'" if self._frame.path else "the model's own forward"
@@ -180,70 +174,33 @@ class Call:
         return f", on trainable parameter {', '.join(map(repr, sorted(names)))}" if names else ""
 
 
-def operation_name(function: Callable[..., Any]) -> str:
-    """A readable name of a torch function."""
-    return getattr(function, "__name__", None) or str(function)
-
-
-def is_in_place(function: Callable[..., Any]) -> bool:
-    """Whether a function changes its first argument: ``add_``, ``__iadd__``, ``__setitem__``."""
-    name = operation_name(function)
-    if name.startswith("__"):
-        return name in ("__setitem__", "__set__") or name.removeprefix("__i") in _IN_PLACE_OPERATORS
-    return name.endswith("_")
-
-
 def gather_rows(
-    rows: Rows, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor
+    layout: Layout, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor
 ) -> Gather:
     """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``."""
     width = table.ndim - 1
-    values = rows.split(grad, width).flatten(2) if width else rows.split(grad, 0).unsqueeze(-1)
-    positions = rows.split(ids, 0).remainder(table.shape[0])
+    values = layout.split(grad, width).flatten(2) if width else layout.split(grad, 0).unsqueeze(-1)
+    positions = layout.split(ids, 0).remainder(table.shape[0])
     if padding is not None:
         values = values * positions.ne(padding).unsqueeze(-1)
     return Gather(positions, values, table.shape)
 
 
-def _looked_up(rows: Rows, grad: Tensor, *, ids: Tensor, lookup: Lookup) -> Factor:
-    return gather_rows(rows, grad, ids, lookup.padding, lookup.table)
+def _looked_up(layout: Layout, grad: Tensor, *, ids: Tensor, lookup: Lookup) -> Factor:
+    return gather_rows(layout, grad, ids, lookup.padding, lookup.table)
 
 
-def _unbroadcast(rows: Rows, grad: Tensor, *, shape: torch.Size) -> Factor:
-    return Dense(rows.unbroadcast(grad, shape))
+def _unbroadcast(layout: Layout, grad: Tensor, *, shape: torch.Size) -> Factor:
+    return Dense(layout.unbroadcast(grad, shape))
 
 
-Rule = Callable[..., Any]
-RuleT = TypeVar("RuleT", bound=Rule)
-TorchFunction = Callable[..., Any]
-
-_RULES: dict[TorchFunction, Rule] = {}
+def as_computed(tensor: Tensor, output: Tensor) -> Tensor:
+    """``tensor`` in the type the operation computed in (autocast), as its gradient would see it."""
+    return tensor if tensor.dtype == output.dtype else tensor.to(output.dtype)
 
 
-def rule(*functions: TorchFunction) -> Callable[[RuleT], RuleT]:
-    """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation."""
-
-    def register(function: RuleT) -> RuleT:
-        for operation in functions:
-            _RULES[operation] = function
-        return function
-
-    return register
-
-
-def find_rule(function: TorchFunction) -> Rule | None:
-    """The rule for a torch operation, if there is one."""
-    return _RULES.get(function)
-
-
-def variants(names: Iterable[str]) -> list[TorchFunction]:
-    """All spellings of operations: torch.f, Tensor.f, f_, __f__, __rf__, __if__."""
-    found = []
-    for name in names:
-        spellings = (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
-        for holder in (torch, Tensor):
-            found += [getattr(holder, s) for s in spellings if callable(getattr(holder, s, None))]
-    return found
-
-
-__all__ = ["Call", "find_rule", "rule", "variants"]
+def sum_channels(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
+    """The gradient of something added to each channel (dimension 1)."""
+    if grad.ndim > 2:
+        return Dense(layout.split(to_float32(grad), grad.ndim - 1).flatten(3).sum((1, 3)))
+    return Dense(layout.split(to_float32(grad), 1).sum(1))

@@ -1,30 +1,20 @@
-"""Whether two results are the same, but for how kernels round.
-
-The tolerance is each entry's own. Relative to the largest entry it would be blind where some are
-masked with -1e9.
-"""
+"""Tensors inside nested structures, and whether two results are the same but for rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quietgrad.capture.layout import OutputRows, Placement
-from quietgrad.capture.repetition import CallOutcome, ModelCall
-from quietgrad.capture.trees import (
-    Branch,
-    Node,
-    is_list_of,
-    leaves,
-    lists_of,
-    map_tensors,
-    tensors_in,
-)
+_OPAQUE = (type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 
 # Rounding errors of an entry near zero are those of what was added up to it.
 _SUMMANDS = 4.0
@@ -34,13 +24,186 @@ _INFO = {
 }
 
 
-def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
-    """Whether runs of the same size gave the same.
+# -- nested structures ---------------------------------------------------------------------------
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors of tuples, lists, dictionaries and dataclasses."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for child in _children(tree):
+            yield from tensors_in(child)
+
+
+def _children(tree: Any) -> list[Any]:
+    if isinstance(tree, (list, tuple)):
+        return list(tree)
+    if isinstance(tree, Mapping):
+        return list(tree.values())
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    return []
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """What an object has in its ``__slots__`` and its ``__dict__``; nothing of modules and code."""
+    if isinstance(value, _OPAQUE):
+        return {}
+    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
+    return slots | getattr(value, "__dict__", {})
+
+
+@cache
+def slots_of(kind: Any) -> tuple[str, ...]:
+    """The attributes that instances of classes of Python hold outside of a ``__dict__``."""
+    slotted = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    named = [(name, slot) for base in slotted for name, slot in base.items()]
+    return tuple(name for name, slot in named if isinstance(slot, MemberDescriptorType))
+
+
+def map_tensors(
+    function: Callable[[Tensor], Any], tree: Any, lists: Callable[[Any], Any] = lambda tree: None
+) -> Any:
+    """The structure with ``function`` applied to every tensor; what is not understood is kept.
 
     Args:
-        left: of one run.
-        right: of the other.
-        bits: of the least precise numbers that they were computed with.
+        function: what becomes of a tensor.
+        tree: the structure.
+        lists: what becomes of a list as a whole; None where its entries are gone through.
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, list):
+        whole = lists(tree)
+        return [map_tensors(function, c, lists) for c in tree] if whole is None else whole
+    if isinstance(tree, tuple):
+        mapped = [map_tensors(function, child, lists) for child in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
+    if isinstance(tree, MutableMapping):
+        result = copy.copy(tree)
+        for key, child in list(tree.items()):
+            result[key] = map_tensors(function, child, lists)
+        return result
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        instance = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            child = map_tensors(function, getattr(tree, field.name), lists)
+            object.__setattr__(instance, field.name, child)
+        return instance
+    return tree
+
+
+def lists_of(count: int, tree: Any) -> Iterator[list[Any]]:
+    """The lists with one tensor, or one structure of tensors, for each of ``count`` samples."""
+    if is_list_of(count, tree):
+        yield tree
+    else:
+        for child in _children(tree):
+            yield from lists_of(count, child)
+
+
+def is_list_of(count: int, tree: Any) -> bool:
+    """Whether it is a list of that many entries, all with tensors."""
+    if not isinstance(tree, list) or len(tree) != count:
+        return False
+    return all(next(tensors_in(child), None) is not None for child in tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """What a model returned together; ``is_list`` where its children are numbered."""
+
+    children: tuple[Node, ...]
+    is_list: bool
+
+
+Node = Tensor | Branch
+
+
+def parse_output(tree: Any, above: frozenset[int] = frozenset()) -> Node:
+    """What a model returned, down to its tensors, which may be anywhere in an object."""
+    if isinstance(tree, Tensor):
+        return tree
+    if id(tree) in above:  # an object that refers to itself
+        return Branch((), is_list=False)
+    children = _children(tree) or attributes_of(tree).values()
+    within = above | {id(tree)}
+    is_list = isinstance(tree, (list, tuple))
+    return Branch(tuple(parse_output(child, within) for child in children), is_list)
+
+
+def leaves(node: Node) -> Iterator[Tensor]:
+    """The tensors of what was returned, in order."""
+    if isinstance(node, Tensor):
+        yield node
+    else:
+        for child in node.children:
+            yield from leaves(child)
+
+
+# -- replaced samples ----------------------------------------------------------------------------
+
+
+def split_samples(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random halves, as masks, such that any two samples are on different sides of some split."""
+    generator = torch.Generator()
+    generator.seed()
+    codes = torch.randperm(count, generator=generator)
+    for bit in range(math.ceil(math.log2(count))):
+        half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
+        yield half, ~half
+
+
+def replace_others(kept: Tensor) -> Tensor:
+    """Which sample stands in each place when all but ``kept[B]`` become the first one kept."""
+    places = torch.arange(len(kept))
+    return torch.where(kept, places, places[kept][0])
+
+
+# -- equality ------------------------------------------------------------------------------------
+
+
+def is_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether shape, type and entries are the same; a NaN that stays is no change."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values, or structures of values, arrays and tensors, are equal, NaN and all."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return is_equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return bool(alike and one.tobytes() == other.tobytes())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if hasattr(one, "__dict__"):
+        return is_same(vars(one), vars(other))
+    return bool(one == other or one != one)
+
+
+def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
+    """Whether shape and type are the same, and entries but for rounding."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.allclose(one, other, rtol, atol, equal_nan=True)
+
+
+def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
+    """Whether runs of the same size gave the same, computed with numbers of ``bits`` at least.
+
+    The tolerance is each entry's own. Relative to the largest entry it would be blind where some
+    are masked with -1e9.
     """
     if left.shape != right.shape:
         return False
@@ -50,9 +213,11 @@ def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     info = min(torch.finfo(left.dtype), _INFO[bits], key=lambda each: each.bits)
     tolerance = info.eps * (2 if info.bits == 16 else 64)
     left, right = left.double(), right.double()
-    scale = _typical(left[is_ordinary(left)])
+    magnitudes = left[_is_ordinary(left)].abs()
+    magnitudes = magnitudes[magnitudes > 0]
+    typical = float(magnitudes.median()) if magnitudes.numel() else 0.0
     return torch.allclose(
-        left, right, atol=_SUMMANDS * tolerance * scale, rtol=tolerance, equal_nan=True
+        left, right, atol=_SUMMANDS * tolerance * typical, rtol=tolerance, equal_nan=True
     )
 
 
@@ -63,11 +228,19 @@ def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     # A factor or a shift is far larger still.
     tolerance = {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(left.dtype).bits), 0.1)
     left, right = left.squeeze().double(), right.squeeze().double()
-    ordinary = is_ordinary(left)
+    ordinary = _is_ordinary(left)
     difference = (left - right)[ordinary].nan_to_num(0.0, 0.0, 0.0)
     if float(difference.norm()) > tolerance * float(left[ordinary].norm()):
         return False
     return torch.allclose(left[~ordinary], right[~ordinary], rtol=tolerance, equal_nan=True)
+
+
+def agree_throughout(
+    left: Node, right: Node, same: Callable[[Tensor, Tensor], bool] = agree
+) -> bool:
+    """Whether all that was returned is the same."""
+    ones, others = list(leaves(left)), list(leaves(right))
+    return len(ones) == len(others) and all(map(same, ones, others))
 
 
 def coarsest_bits(tensors: Iterable[Tensor]) -> int:
@@ -75,7 +248,7 @@ def coarsest_bits(tensors: Iterable[Tensor]) -> int:
     return min((torch.finfo(t.dtype).bits for t in tensors if t.is_floating_point()), default=64)
 
 
-def is_ordinary(tensor: Tensor) -> Tensor:
+def _is_ordinary(tensor: Tensor) -> Tensor:
     """Which entries are finite and not a large constant that was filled in."""
     magnitudes = tensor.abs()
     ordinary = magnitudes.isfinite()
@@ -84,273 +257,10 @@ def is_ordinary(tensor: Tensor) -> Tensor:
         if not left.numel():
             break
         largest = left.max()
+        smaller = left[left < largest]
         # Computed values hardly ever share the largest magnitude, and are not that far away.
-        if int((left == largest).sum()) < 2 or largest <= 1e3 * _lower(left[left < largest]):
+        next_largest = float(smaller.max()) if smaller.numel() else math.inf
+        if int((left == largest).sum()) < 2 or largest <= 1e3 * next_largest:
             break
         ordinary &= magnitudes < largest
     return ordinary
-
-
-def _typical(values: Tensor) -> float:
-    magnitudes = values.abs()
-    magnitudes = magnitudes[magnitudes > 0]
-    return float(magnitudes.median()) if magnitudes.numel() else 0.0
-
-
-def _lower(magnitudes: Tensor) -> float:
-    """The largest of the others; of nothing it is infinite: constants alone are ordinary."""
-    return float(magnitudes.max()) if magnitudes.numel() else float("inf")
-
-
-@dataclass(frozen=True)
-class InputLayout:
-    """One way to read the arguments: where the samples are, and which tensors are shared."""
-
-    place: Placement
-    batch: int
-    folded: bool = False
-    squares_are_shared: bool = False
-    in_lists: bool = False
-
-    def repeat(
-        self,
-        call: ModelCall,
-        samples: Tensor,
-        *,
-        evaluating: bool = False,
-        seed: int | None = None,
-    ) -> CallOutcome:
-        """The call with sample ``i`` replaced by ``samples[i]``, of which there may be fewer."""
-        return call.repeat(self._chooser(samples), evaluating=evaluating, seed=seed)
-
-    def _chooser(self, samples: Tensor) -> Callable[[Any], Any]:
-        def from_list(entries: list[Any]) -> list[Any] | None:
-            if not self.in_lists or not is_list_of(self.batch, entries):
-                return None
-            return [map_tensors(Tensor.clone, entries[place]) for place in samples.tolist()]
-
-        return lambda tree: map_tensors(lambda x: self._choose(x, samples), tree, from_list)
-
-    def _choose(self, tensor: Tensor, samples: Tensor) -> Tensor:
-        exact = exact_dims(tensor, self.batch)
-        if len(exact) > 1 and self.squares_are_shared:
-            return tensor.clone()
-        if self._fits(tensor):
-            return select(tensor, samples, self.place, self.batch)
-        if not exact or self._is_plainly_shared(tensor):
-            return tensor.clone()
-        return select(tensor, samples, Placement(exact[0], True), self.batch)
-
-    def _is_plainly_shared(self, tensor: Tensor) -> bool:
-        """Ids of positions often come as a batch of one; data with one step in front do not."""
-        one_row = self.place.dim < tensor.ndim and tensor.shape[self.place.dim] == 1
-        return one_row and not tensor.is_floating_point()
-
-    def _fits(self, tensor: Tensor) -> bool:
-        size = tensor.shape[self.place.dim] if self.place.dim < tensor.ndim else 0
-        return size == self.batch or (self.folded and size > 0 and size % self.batch == 0)
-
-
-def readings_of(call: ModelCall, batch: int) -> list[InputLayout]:
-    """The most natural ones first."""
-    tree = (call.args, call.kwargs)
-    lists = list(lists_of(batch, tree))
-    if not lists:
-        return _of_tensors(call.arguments, batch)
-    beside: list[Tensor] = []
-    map_tensors(
-        beside.append, tree, lambda entries: entries if is_list_of(batch, entries) else None
-    )
-    plain = _of_tensors(beside, batch) or [InputLayout(Placement(0, True), batch)]
-    readings = [replace(reading, in_lists=True) for reading in plain]
-    if all(_have_the_batch(entries, batch) for entries in lists):
-        # As many modalities as samples, say: each entry holds all samples itself.
-        readings = _of_tensors(call.arguments, batch) + readings
-    return readings
-
-
-def _have_the_batch(entries: list[Any], batch: int) -> bool:
-    return all(exact_dims(tensor, batch) for tensor in tensors_in(entries))
-
-
-def _of_tensors(arguments: list[Tensor], batch: int) -> list[InputLayout]:
-    exact = [Placement(dim, True) for tensor in arguments for dim in exact_dims(tensor, batch)]
-    folded = [place for tensor in arguments for place in folded_places(tensor, batch)]
-    counts = [len(exact_dims(tensor, batch)) for tensor in arguments]
-    readings = [InputLayout(place, batch) for place in exact]
-    if 1 in counts and max(counts) > 1:
-        readings += [InputLayout(place, batch, squares_are_shared=True) for place in exact]
-    readings += [InputLayout(place, batch, folded=True) for place in folded]
-    return list(dict.fromkeys(readings))
-
-
-def select(tensor: Tensor, samples: Tensor, place: Placement, batch: int) -> Tensor:
-    """The rows of some samples, in their order."""
-    each = tensor.shape[place.dim] // batch
-    rows = torch.arange(each * batch).view((batch, each) if place.major else (each, batch))
-    chosen = rows[samples] if place.major else rows[:, samples]
-    return tensor.index_select(place.dim, chosen.flatten().to(tensor.device))
-
-
-def exact_dims(tensor: Tensor, batch: int) -> list[int]:
-    """The dimensions of the size of the batch."""
-    return [dim for dim, size in enumerate(tensor.shape) if size == batch]
-
-
-def places_in(tensor: Tensor, batch: int) -> Iterator[Placement]:
-    """Where the samples could be: dimensions of their number, then of a multiple of it."""
-    yield from (Placement(dim, True) for dim in exact_dims(tensor, batch))
-    yield from folded_places(tensor, batch)
-
-
-def folded_places(tensor: Tensor, batch: int) -> list[Placement]:
-    """Dimensions that could hold several rows of each sample, adjacent or apart."""
-    multiples = [dim for dim, size in enumerate(tensor.shape) if size > batch and size % batch == 0]
-    return [Placement(dim, major) for dim in multiples for major in (True, False)]
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """Compares a run of ``batch`` samples with one of ``count``, of which some are the same.
-
-    Args:
-        known: what probes have found out about each output of the call.
-        batch: how many samples the first run had.
-        count: how many the second had.
-        old: samples of the first run.
-        new: the same ones, by their places in the second.
-        bits: of the least precise numbers that the model computes with.
-    """
-
-    known: Sequence[OutputRows]
-    batch: int
-    count: int
-    old: Tensor
-    new: Tensor
-    bits: int = 64
-
-    def holds(self, before: Node, after: Node) -> bool:
-        """Whether these samples' outputs are the same, in some reading of each output."""
-        rows = rows_of(before, self.known)
-        return self._same(before, after, rows)
-
-    def _same(self, before: Node, after: Node, rows: list[OutputRows | None]) -> bool:
-        if isinstance(before, Tensor) or isinstance(after, Tensor):
-            if isinstance(before, Tensor) and isinstance(after, Tensor):
-                return self._same_rows(before, after, rows[0])
-            return False
-        parts = _divided(before, rows)
-        if self._is_one_for_each(before, after, parts):
-            if self._same_entries(before, after):
-                return True
-            if any(known is not None and known.was_reached for known in rows):
-                return False  # probes have told that each sample has its own
-        if len(before.children) != len(after.children):
-            return False
-        pairs = zip(before.children, after.children, parts, strict=True)
-        return all(self._same(one, other, part) for one, other, part in pairs)
-
-    def _same_rows(self, before: Tensor, after: Tensor, rows: OutputRows | None) -> bool:
-        places = allowed_places(before, rows, self.batch)
-        if self.count != self.batch:
-            return self._same_of_fewer(before, after, rows, places)
-        if before.shape != after.shape:
-            return False
-        if self._is_aside(rows) and torch.equal(before, after):
-            return True  # a table, with no samples in it
-        return not places or any(
-            agree(
-                self._old_rows(before, place),
-                select(after, self.new, place, self.count),
-                self.bits,
-            )
-            for place in places
-        )
-
-    def _is_aside(self, rows: OutputRows | None) -> bool:
-        """Whether no loss can send it gradients, as it can to other outputs."""
-        probed = any(known.is_probed for known in self.known)
-        return probed and rows is not None and not rows.is_probed
-
-    def _same_of_fewer(
-        self, before: Tensor, after: Tensor, rows: OutputRows | None, places: list[Placement]
-    ) -> bool:
-        if not places or not before.is_floating_point():
-            return True
-        if before.shape == after.shape and (rows is None or not rows.was_reached):
-            return True  # a table, of a size that is a multiple of the batch by chance
-        return any(
-            agree_across_sizes(self._old_rows(before, place), after, self.bits) for place in places
-        )
-
-    def _old_rows(self, before: Tensor, place: Placement) -> Tensor:
-        return select(before, self.old, place, self.batch)
-
-    def _is_one_for_each(
-        self, before: Branch, after: Branch, parts: list[list[OutputRows | None]]
-    ) -> bool:
-        lists = before.is_list and after.is_list and len(after.children) == self.count
-        return lists and _has_one_for_each(before, parts, self.batch)
-
-    def _same_entries(self, before: Branch, after: Branch) -> bool:
-        same = partial(agree if self.count == self.batch else _agree_of_fewer, bits=self.bits)
-        return all(
-            same_throughout(before.children[one], after.children[other], same)
-            for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
-        )
-
-
-def allowed_places(tensor: Tensor, rows: OutputRows | None, batch: int) -> list[Placement]:
-    """Where the samples can be in an output: as probes of the losses left it, if they did."""
-    return [p for p in places_in(tensor, batch) if rows is None or rows.allows(p, batch)]
-
-
-def tells_apart(node: Node, rows: list[OutputRows | None], batch: int) -> bool:
-    """Whether samples have their own part of something that losses can depend on."""
-    if isinstance(node, Tensor):
-        known = rows[0]
-        return known is None or (known.is_probed and bool(allowed_places(node, known, batch)))
-    parts = _divided(node, rows)
-    if _has_one_for_each(node, parts, batch) and any(k is None or k.is_probed for k in rows):
-        return True
-    return any(tells_apart(*pair, batch) for pair in zip(node.children, parts, strict=True))
-
-
-def _has_one_for_each(node: Branch, parts: list[list[OutputRows | None]], batch: int) -> bool:
-    """Whether it is a list of one entry for each sample, as far as probes can tell."""
-    return (
-        node.is_list
-        and len(node.children) == batch
-        and all(
-            known is None or known.may_belong_to(sample)
-            for sample, part in enumerate(parts)
-            for known in part
-        )
-    )
-
-
-def rows_of(node: Node, known: Sequence[OutputRows]) -> list[OutputRows | None]:
-    """What is known of each tensor that was returned, if it is as many as in the call itself."""
-    count = sum(1 for _ in leaves(node))
-    return list(known) if len(known) == count else [None] * count
-
-
-def _divided(node: Branch, rows: list[OutputRows | None]) -> list[list[OutputRows | None]]:
-    parts, start = [], 0
-    for child in node.children:
-        end = start + sum(1 for _ in leaves(child))
-        parts.append(rows[start:end])
-        start = end
-    return parts
-
-
-def _agree_of_fewer(left: Tensor, right: Tensor, bits: int) -> bool:
-    return not left.is_floating_point() or agree_across_sizes(left, right, bits)
-
-
-def same_throughout(
-    left: Node, right: Node, same: Callable[[Tensor, Tensor], bool] = agree
-) -> bool:
-    """Whether all that was returned is the same."""
-    ones, others = list(leaves(left)), list(leaves(right))
-    return len(ones) == len(others) and all(map(same, ones, others))

@@ -1,47 +1,43 @@
-"""Watches torch operations while a model's forward runs, and captures those on parameters."""
+"""Watches torch operations while a model's forward runs, and captures those on parameters.
+
+Computation on parameters alone (weight standardization, weight_norm, parametrizations, transposes,
+slices, low-rank products) is run unchanged: the result is an ordinary tensor with an autograd graph
+that ends at the tape's entries. A rule that later uses it gives the factor of the result, and
+:class:`quietgrad.factors.Pulled` takes it back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from quietgrad.capture import derived
-from quietgrad.capture.call import Call, Frame, find_rule, is_in_place
-from quietgrad.capture.parameters import ParameterTable, Target, is_spread_over_samples
-from quietgrad.capture.rules import forbidden
-from quietgrad.capture.tape import Tape
-from quietgrad.capture.trees import tensors_in
-from quietgrad.errors import QuietgradError
+from quietgrad.capture.call import Call, Frame
+from quietgrad.capture.compare import tensors_in
+from quietgrad.capture.operations import classify, find_rule
+from quietgrad.capture.parameters import (
+    Derived,
+    Lookup,
+    ParameterTable,
+    ParameterTarget,
+    Target,
+    aligned_sizes,
+    is_spread_over_samples,
+)
+from quietgrad.capture.refusals import check_operation, check_write
+from quietgrad.errors import QuietgradError, UnsupportedOperationError
 
-_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__}
+if TYPE_CHECKING:
+    from quietgrad.capture.tape import Tape
+
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-class _Operation(NamedTuple):
-    """What does not change from call to call: looked up once, for there are many calls."""
-
-    only_tells: bool
-    hooks: bool
-    reads_numbers: bool
-    writes: bool
-    makes_constants: bool
-
-
-@cache
-def _operation(func: Callable[..., Any]) -> _Operation:
-    return _Operation(
-        only_tells=func in derived.METADATA or derived.is_plain_property(func),
-        hooks=func in derived.HOOKS,
-        reads_numbers=func in _NUMBERS,
-        writes=is_in_place(func),
-        makes_constants=derived.makes_constants(func),
-    )
 
 
 class CaptureMode(TorchFunctionMode):
@@ -72,12 +68,12 @@ class CaptureMode(TorchFunctionMode):
             raise
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        operation = _operation(func)
-        if operation.only_tells:
+        operation = classify(func)
+        if operation.is_metadata:
             return func(*args, **kwargs)
-        forbidden.check(func, args, kwargs, self._path)
+        check_operation(func, args, kwargs, self._path)
         tape = self._current_tape()
-        if operation.hooks or func == _SET_DATA:
+        if operation.is_hook or func == _SET_DATA:
             return self._hook_or_write(func, args, kwargs, tape)
         tape.functions.add(func)
         if operation.reads_numbers and not tape.is_constant(args[0]):
@@ -86,14 +82,14 @@ class CaptureMode(TorchFunctionMode):
         targets = [self._target_of(tensor, tape) for tensor in tensors]
         if not any(targets) or not torch.is_grad_enabled():
             return self._run_plain(func, args, kwargs, tensors, targets, tape)
-        if derived.ignores_data(func) and self._target_of(args[0], tape) is None:
+        if operation.ignores_data and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
         call = self._call(func, tape)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
-        if derived.ignores_data(func) or all(tape.is_constant(t) for t in data):
+        if operation.ignores_data or all(tape.is_constant(t) for t in data):
             managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
             if not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
-                return derived.derive(call, tape, args, kwargs, managed)
+                return _derive(call, tape, args, kwargs, managed)
             args, kwargs = tree_map(call.own_copies, (args, kwargs))
             if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
                 return func(*args, **kwargs)
@@ -113,7 +109,7 @@ class CaptureMode(TorchFunctionMode):
     ) -> Any:
         """On activations, hooks see every sample's own gradient; on parameters, a clipped sum."""
         if func == _SET_DATA:
-            forbidden.check_write(tape, args[0], args[1])
+            check_write(tape, args[0], args[1])
             with tape.provenance.watch.writing(args[:1]):
                 return func(*args)
         if self._target_of(args[0], tape) is not None:
@@ -151,12 +147,12 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         written: list[Tensor] = []
-        operation = _operation(func)
-        if operation.writes:
-            forbidden.check_write(tape, args[0], args[1:])
+        operation = classify(func)
+        if operation.writes_in_place:
+            check_write(tape, args[0], args[1:])
             written += tensors_in(args[0])
         if kwargs.get("out") is not None:
-            forbidden.check_write(tape, kwargs["out"], args)
+            check_write(tape, kwargs["out"], args)
             written += tensors_in(kwargs["out"])
         if written:
             with tape.provenance.watch.writing(written):
@@ -180,3 +176,130 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)
     return found
+
+
+# -- computation on parameters alone -------------------------------------------------------------
+
+
+def _derive(
+    call: Call,
+    tape: Tape,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    managed: list[tuple[Tensor, Target]],
+) -> Any:
+    """Run an operation on parameters and constants alone; its results are managed tensors."""
+    if call.writes_in_place and managed[0][0] is args[0]:
+        raise call.refuse(
+            "a tensor computed from trainable parameters is changed in place",
+            "Use the out-of-place operation",
+            args[0],
+        )
+    if _is_tiled_over_samples(call.function, args, tape.batch):
+        return call.source(args[0], (tape.batch, *args[0].shape)).flatten(0, 1)
+    sources, replaced = _entries(tape, managed)
+    inner_args, inner_kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
+    # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
+    with torch.enable_grad(), saved_tensors_hooks(_with_version, _if_unchanged):
+        output = call.function(*inner_args, **inner_kwargs)
+    lookup = _lookup(call.function, args, kwargs, managed)
+    template = Derived(
+        torch.empty(0),
+        sources,
+        isometric=_is_isometric(call.function, args, managed, lookup),
+        lookup=lookup,
+        broadcast_from=_broadcast_source(call.function, args, output),
+    )
+    return tree_map(lambda leaf: _register(tape, leaf, template), output)
+
+
+def _entries(
+    tape: Tape, managed: list[tuple[Tensor, Target]]
+) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    sources: dict[str, Tensor] = {}
+    replaced: dict[int, Tensor] = {}
+    for tensor, target in managed:
+        if isinstance(target, Derived):
+            sources.update(target.sources)
+        elif isinstance(target, ParameterTarget):
+            replaced[id(tensor)] = sources[target.name] = tape.entry(target.name, tensor)
+    return sources, replaced
+
+
+def _register(tape: Tape, leaf: Any, template: Derived) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not leaf.requires_grad:
+        tape.provenance.note([leaf], constant=True)
+        return leaf
+    return tape.add_derived(replace(template, tensor=leaf))
+
+
+def _is_isometric(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    managed: list[tuple[Tensor, Target]],
+    lookup: Lookup | None,
+) -> bool:
+    if len(managed) != 1:
+        return False
+    target = managed[0][1]
+    if isinstance(target, Derived) and not target.isometric:
+        return False
+    if function is Tensor.__getitem__:
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(p is None or p is Ellipsis or type(p) in (int, slice) for p in parts)
+    if lookup is not None:
+        distinct = lookup.ids.unique().numel() == lookup.ids.numel()
+        return distinct and lookup.padding is None
+    return classify(function).is_isometric
+
+
+def _lookup(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    managed: list[tuple[Tensor, Target]],
+) -> Lookup | None:
+    if function is not F.embedding or len(managed) != 1:
+        return None
+    given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+    table, padding = managed[0][0], given.get("padding_idx")
+    if given["weight"] is not table:
+        return None
+    return Lookup(table, given["input"], None if padding is None else padding % table.shape[0])
+
+
+def _is_tiled_over_samples(function: Callable[..., Any], args: tuple[Any, ...], batch: int) -> bool:
+    """Whether a table with several rows is repeated as a whole, once per sample."""
+    if function is not Tensor.repeat or batch == 1:
+        return False
+    sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+    whole = len(sizes) == args[0].ndim and all(size == 1 for size in sizes[1:])
+    return whole and sizes[0] == batch and args[0].shape[0] > 1
+
+
+def _broadcast_source(
+    function: Callable[..., Any], args: tuple[Any, ...], output: Any
+) -> Tensor | None:
+    """The managed tensor that was repeated along dimensions of size one (a class token)."""
+    if not classify(function).is_expanding:
+        return None
+    source: Tensor = args[0]
+    grown = [b for b, a in aligned_sizes(source.shape, output.shape) if a != b]
+    return source if all(size == 1 for size in grown) else None
+
+
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    """Without its graph: an operation that saves its own output would hold itself for ever."""
+    return tensor.detach(), tensor._version
+
+
+def _if_unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    tensor, version = saved
+    if tensor._version != version:
+        raise UnsupportedOperationError(
+            f"a tensor of shape {tuple(tensor.shape)} was changed in place after trainable "
+            "parameters had been combined with it. Use the out-of-place operation."
+        )
+    return tensor

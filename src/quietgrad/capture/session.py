@@ -17,25 +17,25 @@ from torch.overrides import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from quietgrad.capture import refusals
 from quietgrad.capture.call import Frame
-from quietgrad.capture.layout import LayoutBook, OutputRows
+from quietgrad.capture.compare import leaves, parse_output
+from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
-from quietgrad.capture.model_state import AttributeWatch, undisturbed
-from quietgrad.capture.parameters import ParameterTable
-from quietgrad.capture.provenance import Provenance
+from quietgrad.capture.model_state import AttributeWatch, preserve_state
+from quietgrad.capture.parameters import ParameterTable, Provenance
 from quietgrad.capture.refusals import (
     check_losses,
+    check_module,
+    check_replaced_buffers,
+    note_if_exhausted,
+    raw_data_refusal,
     refuse_escaped_gradients,
     refuse_foreign_gradients,
     refuse_hooks,
     refuse_unusable,
 )
-from quietgrad.capture.repetition import ModelCall
-from quietgrad.capture.rules import forbidden
 from quietgrad.capture.tape import Sink, Tape, TapePhase
-from quietgrad.capture.trees import returned_tensors
-from quietgrad.capture.verification import Verifier
+from quietgrad.capture.verification import ModelCall, Verifier
 from quietgrad.errors import (
     EngineStateError,
     QuietgradError,
@@ -65,11 +65,7 @@ class Capture:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        when: Callable[[], bool] = lambda: True,
-        *,
-        thorough: bool = True,
+        self, model: nn.Module, when: Callable[[], bool] = lambda: True, *, thorough: bool = True
     ) -> None:
         _refuse_attached(model)
         refuse_unusable(model)
@@ -78,8 +74,8 @@ class Capture:
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._book, self._provenance = LayoutBook(), Provenance(model)
-        self._tape = Tape(self._book, self._provenance, 1, verify=False)
+        self._layouts, self._provenance = LayoutTable(), Provenance(model)
+        self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(
             self.parameters, lambda: self._tape, lambda error: self.on_refusal(error)
         )
@@ -90,10 +86,10 @@ class Capture:
         self._verifier = Verifier(self.parameters.describe, self._paused, thorough=thorough)
         self._handles: list[RemovableHandle] = []
         for path, module in model.named_modules():
-            enter, leave = _Enter(self, path), _Leave(self, path)
+            hook = _Hook(self, path)
             self._handles += [
-                module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+                module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True),
+                module.register_forward_hook(hook, with_kwargs=True, always_call=True),
             ]
 
     def detach(self) -> None:
@@ -115,7 +111,7 @@ class Capture:
         self._provenance.forget_dead()
         self._provenance.watch.begin()
         self._attributes.begin(looking=verify)
-        self._tape = Tape(self._book, self._provenance, batch, verify=verify)
+        self._tape = Tape(self._layouts, self._provenance, batch, verify=verify)
 
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
         """One backward pass of ``scale * losses[B]``; every parameter's factor goes to ``sink``.
@@ -141,7 +137,8 @@ class Capture:
             self._refuse_written_buffers()
             refuse_escaped_gradients(trained)
         except BaseException:
-            self._clear_gradients()
+            for parameter in self.parameters.trainable().values():
+                parameter.grad = None
             raise
         finally:
             self.begin(tape.batch, verify=tape.verify)
@@ -162,7 +159,7 @@ class Capture:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """The model runs without being captured and without gradients, and stays as it was."""
-        with self._paused(), undisturbed(self._model):
+        with self._paused(), preserve_state(self._model):
             yield
 
     def check_trainable_set(self) -> dict[str, nn.Parameter]:
@@ -178,8 +175,6 @@ class Capture:
                 "then: detach, change requires_grad, and attach again."
             )
         return now
-
-    # -- called by the hooks -------------------------------------------------------------------
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """A module's forward begins."""
@@ -198,12 +193,12 @@ class Capture:
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes = True
         if self._is_capturing:
-            forbidden.check_module(module, path)
+            check_module(module, path)
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ended, or failed: then there is no output."""
         if output is None:
-            refusals.note_if_exhausted(sys.exception(), self._tape.batch)
+            note_if_exhausted(sys.exception(), self._tape.batch)
         if self._is_paused:
             return
         frames = self._mode.frames
@@ -216,12 +211,12 @@ class Capture:
             failed = output is None and sys.exception() is not self._handled
             if not failed and self._tape.phase is TapePhase.FORWARD:
                 seeded = self._tape.seeded_samples
-                outputs = tuple(OutputRows(tensor, seeded) for tensor in returned_tensors(output))
-                self._tape.calls.append(ModelCall.recorded(module, args, kwargs, outputs))
+                outputs = tuple(
+                    OutputLayout(tensor, seeded) for tensor in leaves(parse_output(output))
+                )
+                self._tape.calls.append(ModelCall.record(module, args, kwargs, outputs))
         if captured and output is not None:
-            forbidden.check_buffers(module, self._tape)
-
-    # -- internals -----------------------------------------------------------------------------
+            check_replaced_buffers(module, self._tape)
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -232,12 +227,8 @@ class Capture:
         finally:
             self._is_paused = False
 
-    def _clear_gradients(self) -> None:
-        for parameter in self.parameters.trainable().values():
-            parameter.grad = None
-
     def _refuse_kept_data(self, tape: Tape) -> None:
-        name = self._attributes.kept(
+        name = self._attributes.find_data(
             lambda tensor: tape.derived(tensor) is None and not tape.is_constant(tensor),
             numbers_were_read=tape.reads_numbers,
         )
@@ -250,9 +241,9 @@ class Capture:
             )
 
     def _refuse_written_buffers(self) -> None:
-        name = self._provenance.watch.changed(self._provenance.is_known_constant)
+        name = self._provenance.watch.find_changed(self._provenance.is_known_constant)
         if name is not None:
-            raise forbidden.raw_data_refusal(name)
+            raise raw_data_refusal(name)
 
 
 class _Hook:
@@ -261,6 +252,18 @@ class _Hook:
     def __init__(self, capture: Capture | None = None, path: str = "") -> None:
         self.capture, self._path = capture, path
 
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
+        if self.capture is None:
+            return
+        try:
+            if output:
+                self.capture.leave(module, args, kwargs, *output)
+            else:
+                self.capture.enter(self._path, module, args, kwargs)
+        except QuietgradError as error:
+            self.capture.on_refusal(error)  # a model may catch it and go on
+            raise
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
         return type(self)()
 
@@ -268,40 +271,18 @@ class _Hook:
         return type(self), ()
 
 
-class _Enter(_Hook):
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self.capture is None:
-            return
-        try:
-            self.capture.enter(self._path, module, args, kwargs)
-        except QuietgradError as error:
-            self.capture.on_refusal(error)  # a model may catch it and go on
-            raise
-
-
-class _Leave(_Hook):
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if self.capture is None:
-            return
-        try:
-            self.capture.leave(module, args, kwargs, output)
-        except QuietgradError as error:
-            self.capture.on_refusal(error)
-            raise
-
-
 def detach(model: nn.Module) -> None:
     """Detach whatever engine is attached to a model, also one that is no longer at hand."""
     for module in model.modules():
         for hook in list(module._forward_pre_hooks.values()):
-            if isinstance(hook, _Enter) and hook.capture is not None:
+            if isinstance(hook, _Hook) and hook.capture is not None:
                 hook.capture.on_detach()
 
 
 def _refuse_attached(model: nn.Module) -> None:
     for path, module in model.named_modules():
         hooks = module._forward_pre_hooks.values()
-        if any(isinstance(hook, _Enter) and hook.capture is not None for hook in hooks):
+        if any(isinstance(hook, _Hook) and hook.capture is not None for hook in hooks):
             raise EngineStateError(
                 f"{f'module {path!r}' if path else 'the model'} is already attached: two sets of "
                 "clipping and noise on one model cannot both be right. Call detach() on the other "

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quietgrad.capture.layout import LayoutBook, Placement, Rows, SiteKey
-from quietgrad.capture.parameters import Derived, Target, Use
-from quietgrad.capture.provenance import Provenance
-from quietgrad.capture.repetition import ModelCall
+from quietgrad.capture.layout import Layout
 from quietgrad.errors import (
     ChangedGradientError,
     SampleMixingError,
@@ -26,7 +23,9 @@ from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
-    pass  # MOVED
+    from quietgrad.capture.layout import LayoutTable, SiteKey
+    from quietgrad.capture.parameters import Derived, Provenance, Target, Use
+    from quietgrad.capture.verification import ModelCall
 
 
 class Sink(Protocol):
@@ -44,7 +43,6 @@ class Site:
     ) -> None:
         self.key, self.shape, self.dims, self.uses = key, shape, dims, uses
         self._tape = tape
-        tape.expect(self)
 
     @property
     def parameters(self) -> str:
@@ -69,9 +67,9 @@ class Tape:
     """Collects the uses of all managed parameters from the forward to the end of one backward."""
 
     def __init__(
-        self, book: LayoutBook, provenance: Provenance, batch: int, *, verify: bool
+        self, layouts: LayoutTable, provenance: Provenance, batch: int, *, verify: bool
     ) -> None:
-        self.book, self.provenance = book, provenance
+        self.layouts, self.provenance = layouts, provenance
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
         self.recomputes = self.reads_numbers = False
@@ -91,8 +89,6 @@ class Tape:
         self.functions: set[Callable[..., Any]] = set()
         self.calls: list[ModelCall] = []
 
-    # -- forward: what is known about tensors -------------------------------------------------
-
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends neither on data nor on trainable parameters."""
         return self.provenance.is_constant(tensor, self.batch)
@@ -101,7 +97,8 @@ class Tape:
         """The start of all parameter-only computation on ``parameter``."""
         if name not in self._entries:
             with torch.enable_grad():
-                self._entries[name] = entry(parameter.detach(), self.token, self, name)
+                values = parameter.detach()
+                self._entries[name] = _apply(_Entry, values, self.token, self, name)
         return self._entries[name]
 
     def add_derived(self, derived: Derived) -> Tensor:
@@ -113,13 +110,23 @@ class Tape:
         """The derivation behind ``tensor``, if it has one."""
         return self._derived.get(id(tensor))
 
-    def expect(self, site: Site) -> None:
-        """Count a use, so that its parameter is known to be complete when all have come back."""
-        if self.phase is not TapePhase.FORWARD:
-            return  # recomputed by activation checkpointing: counted when it first ran, or never
-        self._sites.append(site)
-        for use in site.uses:
-            self._expected.update(use.target.names)
+    def add_site(self, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]) -> Site:
+        """Count uses, so that parameters are known to be complete when all have come back."""
+        site = Site(self, key, shape, dims, uses)
+        # What activation checkpointing recomputes was counted when it first ran, or never.
+        if self.phase is TapePhase.FORWARD:
+            self._sites.append(site)
+            for use in uses:
+                self._expected.update(use.target.names)
+        return site
+
+    def tap_output(self, output: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
+        """``output`` itself; ``site`` receives its gradient, with what was saved."""
+        return _apply(_TapOutput, output, self.token, site, *saved)
+
+    def tap_source(self, values: Tensor, site: Site, shape: torch.Size) -> Tensor:
+        """``values`` broadcast to ``shape``; their gradient goes to ``site`` and ends there."""
+        return _apply(_TapSource, values, self.token, site, shape)
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it, each once, in the order they ran."""
@@ -129,13 +136,11 @@ class Tape:
                 found.setdefault(name, {})[str(site.key)] = None
         return {name: tuple(keys) for name, keys in found.items()}
 
-    # -- backward ------------------------------------------------------------------------------
-
     def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
         return any(
-            not self.book.knows(site.key)
-            or len(self.book.possible(site.key, site.shape, site.dims, self.batch)) > 1
+            not self.layouts.knows(site.key)
+            or len(self.layouts.possible(site.key, site.shape, site.dims, self.batch)) > 1
             for site in self._sites
         )
 
@@ -208,12 +213,10 @@ class Tape:
             "the model's forward together with data, or use the optimizer's weight_decay."
         )
 
-    # -- internals -----------------------------------------------------------------------------
-
     def _observe(self, site: Site, grad: Tensor) -> None:
         if self._mixed is not None:
             return
-        verdict = self.book.observe(site.key, grad, site.dims, self._seeded)
+        verdict = self.layouts.observe(site.key, grad, site.dims, self._seeded)
         if verdict is False:
             self._mixed = site
         elif verdict:
@@ -223,28 +226,29 @@ class Tape:
         self._projections[site.key] = value + more, tolerance + slack
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        left = self.book.possible(site.key, grad.shape, site.dims, self.batch)
+        left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
         settled = self._all_told_apart or len(left) == 1
-        if self.batch > 1 and not (settled and self.book.knows(site.key)) and not grad.any():
+        if self.batch > 1 and not (settled and self.layouts.knows(site.key)) and not grad.any():
             return  # silent in every probe, too: it contributes exactly zero
-        rows = self._rows(site, grad, left)
+        layout = self._layout(site, grad, left)
         for use in site.uses:
             self._refuse_late(use.target.names, site)
-            factor = use.make(rows, grad, *saved)
+            factor = use.make(layout, grad, *saved)
             if self.verify:
                 factor.seal()
-            self._append(use.target, factor)
+            for name in use.target.names:
+                self._factors.setdefault(name, {}).setdefault(use.target, []).append(factor)
 
-    def _is_broken(self, grad: Tensor, left: Sequence[Placement]) -> bool:
+    def _is_broken(self, grad: Tensor, left: Sequence[Layout]) -> bool:
         """Whether there is nothing to learn from but NaN, and it tells which samples are broken."""
         if grad.nan_to_num(0.0, 1.0, 1.0).any():
             return False
-        broken = [Rows(p, self.batch).split(grad.isnan(), 0).any(1) for p in left]
+        broken = [layout.split(grad.isnan(), 0).any(1) for layout in left]
         return len(left) == 1 or all(bool(samples.all()) for samples in broken)
 
-    def _rows(self, site: Site, grad: Tensor, left: Sequence[Placement]) -> Rows:
+    def _layout(self, site: Site, grad: Tensor, left: Sequence[Layout]) -> Layout:
         if self.batch == 1:
-            return Rows(None, 1)
+            return Layout(1)
         shape = grad.shape
         if not left:
             raise SampleMixingError(
@@ -253,18 +257,14 @@ class Tape:
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
-        settled = self.book.knows(site.key) and (len(left) == 1 or self._all_told_apart)
+        settled = self.layouts.knows(site.key) and (len(left) == 1 or self._all_told_apart)
         if not settled and not self._is_broken(grad, left):
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
                 "whose rows may belong to the samples in more than one way, and it ran only inside "
                 "the backward pass. Use torch.utils.checkpoint with use_reentrant=False."
             )
-        return Rows(left[0], self.batch)
-
-    def _append(self, target: Target, factor: Factor) -> None:
-        for name in target.names:
-            self._factors.setdefault(name, {}).setdefault(target, []).append(factor)
+        return left[0]
 
     def _count_down(self, site: Site) -> None:
         names = [name for use in site.uses for name in use.target.names]
@@ -332,22 +332,9 @@ def _mixing_message(site: Site, clean: SiteKey | None) -> str:
     )
 
 
-def tap_output(output: Tensor, token: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
-    """``output`` itself; when its gradient arrives, ``site`` receives it with what was saved."""
-    tapped: Tensor = _TapOutput.apply(output, token, site, *saved)  # type: ignore[no-untyped-call]
-    return tapped
-
-
-def tap_source(values: Tensor, token: Tensor, site: Site, shape: torch.Size) -> Tensor:
-    """``values`` broadcast to ``shape``; their gradient goes to ``site`` and ends there."""
-    tapped: Tensor = _TapSource.apply(values, token, site, shape)  # type: ignore[no-untyped-call]
-    return tapped
-
-
-def entry(values: Tensor, token: Tensor, tape: Tape, name: str) -> Tensor:
-    """``values`` as the start of a computation on parameters alone."""
-    start: Tensor = _Entry.apply(values, token, tape, name)  # type: ignore[no-untyped-call]
-    return start
+def _apply(function: Any, *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)
+    return result
 
 
 class _TapOutput(torch.autograd.Function):

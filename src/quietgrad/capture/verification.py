@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.compare import Node, parse_output, split_samples, tensors_in
 from quietgrad.capture.independence import check_independence
-from quietgrad.capture.layout import SiteKey
-from quietgrad.capture.tape import Tape
+from quietgrad.capture.model_state import mark_repeating, preserve_state, seed_all
 from quietgrad.errors import EscapedGradientError, SampleMixingError
+
+if TYPE_CHECKING:
+    from quietgrad.capture.layout import OutputLayout, SiteKey
+    from quietgrad.capture.tape import Tape
 
 # Operations that pick rows by an index computed at run time: which rows go where may differ from
 # batch to batch though the graph looks the same.
-_SELECTIONS = (
-    "Index",
-    "Gather",
-    "Scatter",
-    "MaskedSelect",
-    "MaskedScatter",
-    "Take",
-    "Sort",
-    "Topk",
-    "Unique",
-    "Put",
+_SELECTIONS = tuple(
+    "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put".split()
 )
+
+# A gate this far closed hides what is behind it: LayerScale begins at 1e-6, and at 1e-4.
+_NEAR_ZERO = 1e-2
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def summarize(losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str
         _refuse_parameter(node, describe)
         children = [child for child, _ in node.next_functions if child is not None]
         links.add((_label(node, batch), *(_label(child, batch) for child in children)))
-        selects = selects or (_name(node).startswith(_SELECTIONS) and not _keeps_rows(node))
+        selects = selects or (type(node).__name__.startswith(_SELECTIONS) and not _keeps_rows(node))
     return GraphSummary(frozenset(links), selects)
 
 
@@ -62,10 +61,6 @@ def _nodes(losses: Tensor) -> Iterator[Any]:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
-
-
-def _name(node: Any) -> str:
-    return type(node).__name__
 
 
 def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> None:
@@ -82,7 +77,7 @@ def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> Non
 
 def _label(node: Any, batch: int) -> str:
     """A node's name; with its index where it takes one sample out, since the order may change."""
-    name = _name(node)
+    name = type(node).__name__
     if name != "SelectBackward0" or node._saved_dim != 0:
         return name
     takes_sample = node._saved_self_sym_sizes[0] == batch
@@ -91,7 +86,7 @@ def _label(node: Any, batch: int) -> str:
 
 def _keeps_rows(node: Any) -> bool:
     """Whether an index leaves the first dimension in order: ``x[arange(B), last]``, ``x[:, i]``."""
-    if _name(node) != "IndexBackward0":
+    if type(node).__name__ != "IndexBackward0":
         return False
     first = node._saved_indices[0]
     if first is None:
@@ -131,16 +126,16 @@ class Verifier:
             _probe_in_full(tape, losses)
             with self._paused():
                 for call in tape.calls:
-                    check_independence(call, list(splits(tape.batch)))
+                    check_independence(call, list(split_samples(tape.batch)))
             self._known.add(kind)
         elif graph.selects_rows:
-            for half in next(splits(tape.batch)):
+            for half in next(split_samples(tape.batch)):
                 tape.probe(losses, half.to(losses.device))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:
     """Split after split, until every operation's rows can belong to samples in one way only."""
-    for halves in splits(tape.batch):
+    for halves in split_samples(tape.batch):
         if not tape.is_unsettled():
             return
         for half in halves:
@@ -151,20 +146,10 @@ def _settle_layouts(tape: Tape, losses: Tensor) -> None:
 def _probe_in_full(tape: Tape, losses: Tensor) -> None:
     everything = torch.ones(tape.batch, dtype=torch.bool, device=losses.device)
     whole = tape.probe(losses, everything)
-    for halves in splits(tape.batch):
+    for halves in split_samples(tape.batch):
         parts = [tape.probe(losses, half.to(losses.device)) for half in halves]
         _check_additive(whole, parts)
     tape.accept_ambiguity()
-
-
-def splits(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Halves of the batch such that any two samples are on different sides of some split."""
-    generator = torch.Generator()
-    generator.seed()
-    codes = torch.randperm(batch, generator=generator)
-    for bit in range(math.ceil(math.log2(batch))):
-        half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
-        yield half, ~half
 
 
 def _check_additive(
@@ -179,3 +164,94 @@ def _check_additive(
                 f"batch send to {key} do not add up to those of the whole. A gradient hook scales "
                 "or clips them together. Remove it; clipping is done per sample."
             )
+
+
+# -- calls of a model that can be repeated with other samples ------------------------------------
+
+
+@dataclass(frozen=True)
+class CallOutcome:
+    """What a run gave, and the buffers as it left them."""
+
+    returned: Node
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a model (or of a part of it, by the user), to be repeated with other samples."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: torch.dtype | None
+    outputs: tuple[OutputLayout, ...] = ()
+
+    @staticmethod
+    def record(
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: tuple[OutputLayout, ...],
+    ) -> ModelCall:
+        """The call as it is made now, with the precision in force."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return ModelCall(model, args, kwargs, dtype, outputs)
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        """All tensors the model was called with."""
+        return list(tensors_in((self.args, self.kwargs)))
+
+    def repeat(
+        self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int | None = None
+    ) -> CallOutcome:
+        """Run it with what ``choose`` makes of its arguments, as in training or in evaluation.
+
+        Parameters that are still all but zero get random values: mixing would hide behind them.
+        ``seed`` is for all generators; by default they go on from where they are, in every run.
+        """
+        args, kwargs = choose((self.args, self.kwargs))
+        precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
+        with preserve_state(self.model), precision, self._randomized(), mark_repeating():
+            if evaluating:
+                self.model.eval()
+            if seed is not None:
+                seed_all(self.model, seed)
+            outputs = self.model(*args, **kwargs)
+            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        return CallOutcome(parse_output(outputs), buffers)
+
+    @contextmanager
+    def _randomized(self) -> Iterator[None]:
+        """Each parameter once, wherever and however often the model holds it."""
+        present = [(parameter, parameter.data) for parameter, _ in self._random_values]
+        try:
+            for parameter, values in self._random_values:
+                parameter.data = values
+            yield
+        finally:
+            for parameter, values in present:
+                parameter.data = values
+
+    @cached_property
+    def _random_values(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Found once: no run changes parameters."""
+        return _randomize_near_zero_parameters(self.model)
+
+
+def _randomize_near_zero_parameters(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    """Other values for them, on the scale of an initialization: large ones would overflow."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (p, (torch.randn(p.shape, generator=generator) * scale).to(p.data))
+        for p in model.parameters()
+        if p.requires_grad and p.numel() and _is_near_zero(p)
+        for scale in (1.0 if p.ndim < 2 else 1 / math.sqrt(p[0].numel()),)
+    ]
+
+
+def _is_near_zero(parameter: Tensor) -> bool:
+    values = parameter.detach()
+    low, high = torch.aminmax(torch.view_as_real(values) if values.is_complex() else values)
+    return bool(max(-low, high) < _NEAR_ZERO)

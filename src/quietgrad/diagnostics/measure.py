@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count
-from quietgrad.capture.model_state import undisturbed
+from quietgrad.capture.model_state import preserve_state
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.records import Averaged, Measurement, Spread
 from quietgrad.errors import EngineStateError
@@ -120,7 +120,7 @@ def without_a_trace(model: nn.Module) -> Iterator[None]:
     """Backward passes in here leave buffers, generators and gradients as they were."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
-        with undisturbed(model), torch.enable_grad():
+        with preserve_state(model), torch.enable_grad():
             for parameter, _ in gradients:
                 parameter.grad = None
             yield

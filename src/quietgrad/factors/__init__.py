@@ -1,6 +1,6 @@
 """Per-sample gradients kept factored: norms and weighted sums without materializing them."""
 
-from quietgrad.factors.base import Cost, Dense, Factor, cover_rounding, wide, writable
+from quietgrad.factors.base import Cost, Dense, Factor, cover_rounding, to_float32, writable
 from quietgrad.factors.combined import Combined, combine, dot
 from quietgrad.factors.conv import Conv, Geometry
 from quietgrad.factors.gather import Gather
@@ -21,6 +21,6 @@ __all__ = [
     "combine",
     "cover_rounding",
     "dot",
-    "wide",
+    "to_float32",
     "writable",
 ]

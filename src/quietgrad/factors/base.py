@@ -124,17 +124,34 @@ class Stamp:
         if self._contents is None:
             return False
         now = [_content(tensor) for tensor, _ in self._seen]
-        return not all(map(_equal, self._contents, now))
+        return not all(
+            torch.equal(one.nan_to_num(), other.nan_to_num())
+            for one, other in zip(self._contents, now, strict=True)
+        )
+
+
+class TensorFactor(Factor):
+    """A factor that was made of tensors; ``values``, the first, has its device and its type."""
+
+    def __init__(self, values: Tensor, *others: Tensor) -> None:
+        self._values, self._stamp = values, Stamp(values, *others)
+
+    def stamps(self) -> Iterable[Stamp]:
+        return (self._stamp,)
+
+    @property
+    def device(self) -> torch.device:
+        return self._values.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._values.dtype
 
 
 def _content(tensor: Tensor) -> Tensor:
     values = tensor.detach()
     values = values if values.is_floating_point() else values.double()
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _version(tensor: Tensor) -> int:
@@ -157,16 +174,12 @@ def form(tensor: Tensor) -> Hashable:
     """
     strides = tensor.stride()
     order = tuple(sorted(range(1, tensor.ndim), key=lambda dim: -strides[dim]))
-    return tuple(map(_roughly, tensor.shape[1:])), order, tensor.dtype
+    rests = [max(0, size.bit_length() - 2) for size in tensor.shape[1:]]
+    rough = tuple(size >> r << r for size, r in zip(tensor.shape[1:], rests, strict=True))
+    return rough, order, tensor.dtype  # of sizes the two leading bits
 
 
-def _roughly(size: int) -> int:
-    """The two leading bits."""
-    rest = max(0, size.bit_length() - 2)
-    return size >> rest << rest
-
-
-def wide(tensor: Tensor) -> Tensor:
+def to_float32(tensor: Tensor) -> Tensor:
     """Half-precision tensors as float32: norms and sums are never computed in half precision."""
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float()
@@ -196,19 +209,16 @@ def scale_samples(tensor: Tensor, weights: Tensor) -> Tensor:
     return tensor * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
-class Dense(Factor):
+class Dense(TensorFactor):
     """Materialized gradients ``[B, *shape]``."""
 
     def __init__(self, grads: Tensor) -> None:
-        self.grads = wide(grads)
+        self.grads = to_float32(grads)
         self.batch = grads.shape[0]
         self.shape = grads.shape[1:]
         strides = self.grads.stride()
         self._order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
-        self._stamp = Stamp(self.grads)
-
-    def stamps(self) -> Iterable[Stamp]:
-        return (self._stamp,)
+        super().__init__(self.grads)
 
     def sq_norm(self) -> Tensor:
         return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()
@@ -221,14 +231,6 @@ class Dense(Factor):
 
     def materialize(self) -> Tensor:
         return self.grads
-
-    @property
-    def device(self) -> torch.device:
-        return self.grads.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grads.dtype
 
     def signature(self) -> Hashable:
         return Dense, form(self.grads)

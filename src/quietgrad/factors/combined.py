@@ -31,7 +31,7 @@ class Combined(Factor):
         squares = [part.sq_norm() for part in self.parts]
         crosses = [2 * dot(a, b) for a, b in combinations(self.parts, 2)]
         total = torch.stack(squares + crosses).sum(0)
-        total = self._mend_cancellation(total, torch.stack(squares).sqrt().sum(0).square())
+        total = self._correct_cancellation(total, torch.stack(squares).sqrt().sum(0).square())
         return cover_rounding(total, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Combined(Factor):
     def materialize_cost(self) -> Cost:
         return _total([part.materialize_cost() for part in self.parts])
 
-    def _mend_cancellation(self, squares: Tensor, uncancelled: Tensor) -> Tensor:
+    def _correct_cancellation(self, squares: Tensor, uncancelled: Tensor) -> Tensor:
         """Uses that cancel each other out leave no digits in a sum of squares: materialize them."""
         doubtful = squares < 1e3 * torch.finfo(squares.dtype).eps * uncancelled
         for sample in doubtful.nonzero():
@@ -85,7 +85,7 @@ def combine(factors: Sequence[Factor]) -> Factor:
     alike: dict[object, list[Factor]] = {}
     for factor in factors:
         alike.setdefault(_kind_of(factor), []).append(factor)
-    merged = [_merged(uses) for uses in alike.values()]
+    merged = [_merge(uses) for uses in alike.values()]
     return merged[0] if len(merged) == 1 else Combined(merged)
 
 
@@ -128,17 +128,23 @@ def _kind_of(factor: Factor) -> object:
     return type(factor) if isinstance(factor, (Gather, Dense)) else id(factor)
 
 
-def _merged(uses: Sequence[Factor]) -> Factor:
+def _merge(uses: Sequence[Factor]) -> Factor:
+    """Several uses of one kind are one use at more positions, or of more images."""
     first, *others = uses
-    if isinstance(first, Outer):
-        return first.concatenated(*(use for use in others if isinstance(use, Outer)))
-    if isinstance(first, Gather):
-        return first.concatenated(*(use for use in others if isinstance(use, Gather)))
-    if isinstance(first, Conv):
-        return first.concatenated(*(use for use in others if isinstance(use, Conv)))
-    if others and isinstance(first, Dense):
+    if not others:
+        return first
+    if isinstance(first, Dense):
         return Dense(sum((use.materialize() for use in others), start=first.grads))
-    return first
+
+    def join(name: str) -> Tensor:
+        return torch.cat([getattr(use, name) for use in uses], 1)
+
+    if isinstance(first, Outer):
+        return Outer(join("rows"), join("cols"), first.groups, first.shape)
+    if isinstance(first, Gather):
+        return Gather(join("ids"), join("values"), first.shape)
+    assert isinstance(first, Conv)
+    return Conv(join("inputs"), join("grads"), first.shape, first.geometry)
 
 
 def _total(costs: Sequence[Cost]) -> Cost:

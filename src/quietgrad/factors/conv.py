@@ -1,15 +1,15 @@
-"""The patches of images that a convolution's kernel sees, a few samples at a time."""
+"""Gradients of convolution kernels: of inputs and output gradients, by patches or by groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Factor, Stamp, form, scale_samples, vector_norm, wide
+from quietgrad.factors.base import Cost, TensorFactor, form, scale_samples, to_float32, vector_norm
 from quietgrad.factors.outer import Outer
 
 _CHUNK_FLOATS = 1 << 20  # of patches at a time: they are read again while they are in the cache
@@ -18,93 +18,18 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Patches:
-    """Patches of ``images[B, K, C, ...]``, those of the K images of a sample after each other.
-
-    Attributes:
-        images: what the kernel slides over.
-        kernel: its sizes.
-        grid: at how many positions it is put, along each dimension.
-        stride: from one position to the next.
-        padding: zeros on both sides.
-        dilation: from one entry of the kernel to the next.
-        channels_first: a patch is ``[C, *kernel]``; otherwise ``[*kernel, C]``, quicker to copy.
-    """
-
-    images: Tensor
-    kernel: Sizes
-    grid: Sizes
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
-    channels_first: bool = False
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some samples, and their patches ``[samples, K * positions, C * kernel]``.
-
-        The patches of one chunk are overwritten by those of the next.
-        """
-        batch, per_sample, channels = self.images.shape[:3]
-        width, positions = channels * math.prod(self.kernel), math.prod(self.grid)
-        most = max(1, min(batch, _CHUNK_FLOATS // max(1, per_sample * positions * width)))
-        padded = self._padded(most * per_sample)
-        windows = self._windows(padded)
-        room = windows.new_empty(windows.shape)
-        inside = tuple(
-            slice(p, p + size) for p, size in zip(self.padding, self.images.shape[3:], strict=True)
-        )
-        for start in range(0, batch, most):
-            count = min(most, batch - start)
-            samples = slice(start, start + count)
-            used = count * per_sample
-            images = self.images[samples].flatten(0, 1).movedim(1, -1)
-            padded[(slice(used), *inside)].copy_(images)
-            room[:used].copy_(windows[:used])
-            yield samples, room[:used].view(count, per_sample * positions, width)
-
-    def _padded(self, images: int) -> Tensor:
-        """Room for so many images with channels last, zero at the borders."""
-        reach = [
-            (g - 1) * s + (k - 1) * d + 1
-            for g, s, k, d in zip(self.grid, self.stride, self.kernel, self.dilation, strict=True)
-        ]
-        sides = [
-            max(need, size + 2 * p)
-            for need, size, p in zip(reach, self.images.shape[3:], self.padding, strict=True)
-        ]
-        return self.images.new_zeros(images, *sides, self.images.shape[2])
-
-    def _windows(self, padded: Tensor) -> Tensor:
-        """The patches as a view: ``[N, *grid, *kernel, C]`` or ``[N, *grid, C, *kernel]``."""
-        first, *spatial, last = padded.stride()
-        steps = [stride * s for stride, s in zip(spatial, self.stride, strict=True)]
-        taps = [stride * d for stride, d in zip(spatial, self.dilation, strict=True)]
-        channels = padded.shape[-1]
-        if self.channels_first:
-            size = (padded.shape[0], *self.grid, channels, *self.kernel)
-            return padded.as_strided(size, (first, *steps, last, *taps))
-        size = (padded.shape[0], *self.grid, *self.kernel, channels)
-        return padded.as_strided(size, (first, *steps, *taps, last))
-
-
-def laid_out_last(images: Tensor) -> bool:
-    """Whether the channels of ``images[N, C, ...]`` are next to each other in memory."""
-    return images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
-
-
-@dataclass(frozen=True)
 class Geometry:
     """Stride, padding and so on of a convolution over any number of spatial dimensions."""
 
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    output_padding: tuple[int, ...]
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    output_padding: Sizes
     groups: int
     transposed: bool
 
 
-class Conv(Factor):
+class Conv(TensorFactor):
     """Kernel gradients of ``inputs[B, K, C, ...]`` and output gradients ``grads[B, K, O, ...]``.
 
     K images belong to each sample. There are two ways to materialize: folding the batch into the
@@ -115,13 +40,10 @@ class Conv(Factor):
     def __init__(
         self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry
     ) -> None:
-        self.inputs, self.grads = wide(inputs), wide(grads)
+        self.inputs, self.grads = to_float32(inputs), to_float32(grads)
         self.batch, self.images = inputs.shape[:2]
         self.shape, self.geometry = shape, geometry
-        self._stamp = Stamp(self.inputs, self.grads)
-
-    def stamps(self) -> Iterable[Stamp]:
-        return (self._stamp,)
+        super().__init__(self.grads, self.inputs)
 
     def sq_norm(self) -> Tensor:
         parts = [
@@ -141,15 +63,9 @@ class Conv(Factor):
         if self.geometry.groups > 1:
             return {"grouped": self._by_groups}
         ways = {"grouped": self._by_groups, "patches": self._by_patches}
-        return dict(reversed(ways.items())) if laid_out_last(self.inputs.flatten(0, 1)) else ways
-
-    @property
-    def device(self) -> torch.device:
-        return self.grads.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grads.dtype
+        images = self.inputs.flatten(0, 1)
+        channels_last = images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
+        return dict(reversed(ways.items())) if channels_last else ways
 
     def signature(self) -> Hashable:
         return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
@@ -157,17 +73,10 @@ class Conv(Factor):
     def select(self, samples: slice | Tensor) -> Conv:
         return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
 
-    def concatenated(self, *others: Conv) -> Conv:
-        """Several uses of one kernel are one use on more images."""
-        if not others:
-            return self
-        inputs = torch.cat([self.inputs, *(other.inputs for other in others)], 1)
-        grads = torch.cat([self.grads, *(other.grads for other in others)], 1)
-        return Conv(inputs, grads, self.shape, self.geometry)
-
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.
-        return _length(self.inputs) * _length(self.grads)
+        lengths = [vector_norm(maps.flatten(1), dim=1) for maps in (self.inputs, self.grads)]
+        return lengths[0] * lengths[1]
 
     def sq_norm_cost(self) -> Cost:
         positions = float(self.images * math.prod(self._grid()))
@@ -206,21 +115,51 @@ class Conv(Factor):
         small, large = self.grads, self.inputs
         if self.geometry.transposed:
             small, large = large, small
-        patches = Patches(
-            large,
-            tuple(self.shape[2:]),
-            tuple(self._grid()),
-            self.geometry.stride,
-            self.geometry.padding,
-            self.geometry.dilation,
-            channels_first=self.geometry.groups > 1,
-        )
-        for samples, cols in patches.chunks():
+        for samples, cols in _patches(large, self.shape[2:], self._grid(), self.geometry):
             yield _rows(small[samples]), cols
 
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
         return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+
+
+def _patches(
+    images: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry
+) -> Iterator[tuple[slice, Tensor]]:
+    """Some samples of ``images[B, K, C, ...]``, and their patches, at each position of the grid.
+
+    Patches are ``[samples, K * positions, kernel * C]``, or ``C * kernel`` where channels fall into
+    groups. Those of one chunk are overwritten by those of the next.
+    """
+    batch, per_sample, channels, *sizes = images.shape
+    width, positions = channels * math.prod(kernel), math.prod(grid)
+    most = max(1, min(batch, _CHUNK_FLOATS // max(1, per_sample * positions * width)))
+    steps = zip(grid, geometry.stride, kernel, geometry.dilation, strict=True)
+    reach = [(g - 1) * s + (k - 1) * d + 1 for g, s, k, d in steps]
+    margins = zip(reach, sizes, geometry.padding, strict=True)
+    sides = [max(need, size + 2 * margin) for need, size, margin in margins]
+    padded = images.new_zeros(most * per_sample, *sides, channels)  # channels last: quicker to copy
+    windows = _view_windows(padded, kernel, grid, geometry)
+    copied = windows.new_empty(windows.shape)
+    inside = tuple(slice(p, p + size) for p, size in zip(geometry.padding, sizes, strict=True))
+    for start in range(0, batch, most):
+        count = min(most, batch - start)
+        samples, used = slice(start, start + count), count * per_sample
+        padded[(slice(used), *inside)].copy_(images[samples].flatten(0, 1).movedim(1, -1))
+        copied[:used].copy_(windows[:used])
+        yield samples, copied[:used].view(count, per_sample * positions, width)
+
+
+def _view_windows(padded: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry) -> Tensor:
+    """The patches as a view: ``[N, *grid, *kernel, C]`` or ``[N, *grid, C, *kernel]``."""
+    first, *spatial, last = padded.stride()
+    steps = [stride * s for stride, s in zip(spatial, geometry.stride, strict=True)]
+    taps = [stride * d for stride, d in zip(spatial, geometry.dilation, strict=True)]
+    images, channels = padded.shape[0], padded.shape[-1]
+    if geometry.groups > 1:
+        size = (images, *grid, channels, *kernel)
+        return padded.as_strided(size, (first, *steps, last, *taps))
+    return padded.as_strided((images, *grid, *kernel, channels), (first, *steps, *taps, last))
 
 
 def _rows(maps: Tensor) -> Tensor:
@@ -229,10 +168,6 @@ def _rows(maps: Tensor) -> Tensor:
     if last.flatten(2, -2).is_contiguous():
         return last.reshape(len(maps), -1, maps.shape[2]).mT
     return maps.transpose(1, 2).flatten(2)
-
-
-def _length(images: Tensor) -> Tensor:
-    return vector_norm(images.flatten(1), dim=1)
 
 
 def _weight_gradient(

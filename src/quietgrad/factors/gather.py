@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from quietgrad.factors.base import (
     Cost,
-    Factor,
-    Stamp,
+    TensorFactor,
     cover_rounding,
     form,
     scale_samples,
+    to_float32,
     vector_norm,
-    wide,
 )
 
 
-class Gather(Factor):
+class Gather(TensorFactor):
     """``gradient_i[ids[i, t]] += values[i, t]`` with ``ids[B, T]``, ``values[B, T, width]``.
 
     ``shape`` is that of the table; everything behind its first dimension is flattened in
@@ -28,15 +27,14 @@ class Gather(Factor):
     """
 
     def __init__(self, ids: Tensor, values: Tensor, shape: torch.Size) -> None:
-        self.ids, self.values = ids, wide(values)
+        self.ids, self.values = ids, to_float32(values)
         self.batch, self.shape = ids.shape[0], shape
-        self._stamp = Stamp(self.ids, self.values)
-
-    def stamps(self) -> Iterable[Stamp]:
-        return (self._stamp,)
+        super().__init__(self.values, self.ids)
 
     def sq_norm(self) -> Tensor:
-        keys, rows = self._summed_rows()
+        keys, inverse = self._keys().unique(return_inverse=True)
+        values = self.values.flatten(0, 1)
+        rows = values.new_zeros(len(keys), values.shape[1]).index_add_(0, inverse, values)
         squares = vector_norm(rows, dim=1).square()
         totals = squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
         return cover_rounding(totals, self.magnitude())
@@ -52,14 +50,6 @@ class Gather(Factor):
         values = self.values.flatten(0, 1)
         table = values.new_zeros(self.batch * self.shape[0], values.shape[1])
         return table.index_add_(0, self._keys(), values).view(self.batch, *self.shape)
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
 
     def signature(self) -> Hashable:
         return Gather, form(self.values), self.shape
@@ -77,20 +67,6 @@ class Gather(Factor):
         size = float(self.batch * self.shape.numel())
         return Cost(size + 2.0 * self.values.numel(), size)
 
-    def concatenated(self, *others: Gather) -> Gather:
-        """Several look-ups in one table are one look-up at more positions."""
-        if not others:
-            return self
-        ids = torch.cat([self.ids, *(other.ids for other in others)], 1)
-        values = torch.cat([self.values, *(other.values for other in others)], 1)
-        return Gather(ids, values, self.shape)
-
     def _keys(self) -> Tensor:
         offsets = torch.arange(self.batch, device=self.ids.device) * self.shape[0]
         return (self.ids + offsets[:, None]).flatten()
-
-    def _summed_rows(self) -> tuple[Tensor, Tensor]:
-        keys, inverse = self._keys().unique(return_inverse=True)
-        values = self.values.flatten(0, 1)
-        rows = values.new_zeros(len(keys), values.shape[1])
-        return keys, rows.index_add_(0, inverse, values)

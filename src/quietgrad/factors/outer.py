@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -10,13 +10,12 @@ from torch import Tensor
 from quietgrad.factors.base import (
     Cost,
     Dense,
-    Factor,
-    Stamp,
+    TensorFactor,
     cover_rounding,
     form,
     scale_samples,
+    to_float32,
     vector_norm,
-    wide,
 )
 
 # A Gram-matrix norm loses accuracy where the positions of a sample cancel each other out. The
@@ -25,7 +24,7 @@ from quietgrad.factors.base import (
 _TOLERATED_ERROR = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
-class Outer(Factor):
+class Outer(TensorFactor):
     """``gradient_i = sum_t rows[i, t] (x) cols[i, t]`` with ``rows[B, T, P]``, ``cols[B, T, D]``.
 
     ``groups > 1`` holds block gradients: rows and columns are split in equal groups that only meet
@@ -36,14 +35,11 @@ class Outer(Factor):
     def __init__(
         self, rows: Tensor, cols: Tensor, groups: int = 1, shape: torch.Size | None = None
     ) -> None:
-        self.rows, self.cols, self.groups = wide(rows), wide(cols), groups
+        self.rows, self.cols, self.groups = to_float32(rows), to_float32(cols), groups
         self.batch, self.positions, height = rows.shape
         self.shape = shape or torch.Size((height, cols.shape[2] // groups))
         self._magnitude: Tensor | None = None
-        self._stamp = Stamp(self.rows, self.cols)
-
-    def stamps(self) -> Iterable[Stamp]:
-        return (self._stamp,)
+        super().__init__(self.rows, self.cols)
 
     def sq_norm(self) -> Tensor:
         if self.groups > 1:
@@ -53,14 +49,14 @@ class Outer(Factor):
         row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
         row_sizes, col_sizes = (gram.diagonal(dim1=1, dim2=2) for gram in (row_gram, col_gram))
         squares = (row_gram * col_gram).sum((1, 2))
-        squares = self._mend(squares, row_sizes, col_sizes)
+        squares = self._correct(squares, row_sizes, col_sizes)
         self._magnitude = (row_sizes * col_sizes).sum(1).sqrt()
         return cover_rounding(squares, self._magnitude)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.groups > 1:
-            blocks = self._ungrouped(weights)
-            total = torch.einsum("bgtp,bgtd->gpd", *blocks.grouped_view(self.batch, self.groups))
+            blocks, shape = self._ungrouped(weights), (self.batch, self.groups, self.positions, -1)
+            total = torch.einsum("bgtp,bgtd->gpd", blocks.rows.view(shape), blocks.cols.view(shape))
             return total.reshape(self.shape)
         rows, cols = self._weigh_smaller(weights)
         return (rows.flatten(0, 1).mT @ cols.flatten(0, 1)).view(self.shape)
@@ -77,14 +73,6 @@ class Outer(Factor):
         if self.groups > 1:
             return self._ungrouped().materialize().view(self.batch, *self.shape)
         return (self.rows.mT @ self.cols).view(self.batch, *self.shape)
-
-    @property
-    def device(self) -> torch.device:
-        return self.rows.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.rows.dtype
 
     def signature(self) -> Hashable:
         return Outer, form(self.rows), form(self.cols), self.groups, self.shape
@@ -110,19 +98,6 @@ class Outer(Factor):
         size = float(self.batch * self.shape.numel())
         return Cost(2.0 * self.positions * size, size)
 
-    def concatenated(self, *others: Outer) -> Outer:
-        """Several uses of one parameter are one use at more positions."""
-        if not others:
-            return self
-        rows = torch.cat([self.rows, *(other.rows for other in others)], 1)
-        cols = torch.cat([self.cols, *(other.cols for other in others)], 1)
-        return Outer(rows, cols, self.groups, self.shape)
-
-    def grouped_view(self, batch: int, groups: int) -> tuple[Tensor, Tensor]:
-        """Rows and columns as ``[B, groups, T, width]`` of an ungrouped block factor."""
-        shape = (batch, groups, self.positions, -1)
-        return self.rows.view(shape), self.cols.view(shape)
-
     def _ungrouped(self, weights: Tensor | None = None) -> Outer:
         """The blocks as ``B * groups`` independent samples."""
         rows = self.rows if weights is None else scale_samples(self.rows, weights)
@@ -133,7 +108,7 @@ class Outer(Factor):
             return scale_samples(self.rows, weights), self.cols
         return self.rows, scale_samples(self.cols, weights)
 
-    def _mend(self, squares: Tensor, row_sizes: Tensor, col_sizes: Tensor) -> Tensor:
+    def _correct(self, squares: Tensor, row_sizes: Tensor, col_sizes: Tensor) -> Tensor:
         """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
         uncancelled = (row_sizes * col_sizes).sqrt().sum(1).square()
         info, tolerated = torch.finfo(squares.dtype), _TOLERATED_ERROR[squares.dtype]

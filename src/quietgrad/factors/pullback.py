@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors.base import Cost, Dense, Factor, Stamp, cover_rounding, wide
+from quietgrad.factors.base import Cost, Dense, Factor, Stamp, cover_rounding, to_float32
 
 _SAMPLES_PER_CALL = 64
 _ROUNDING = 1e-3
@@ -60,8 +60,8 @@ class Pullback:
         """By how much a cotangent is typically stretched: of a fixed one, the same for all data."""
         generator = torch.Generator().manual_seed(0)
         fixed = torch.randn(self.derived.shape, generator=generator).to(self.derived)
-        norm = float(wide(fixed).norm())
-        return float(wide(self(fixed)).norm()) / norm if norm else 0.0
+        norm = float(to_float32(fixed).norm())
+        return float(to_float32(self(fixed)).norm()) / norm if norm else 0.0
 
 
 class Pulled(Factor):
@@ -86,7 +86,9 @@ class Pulled(Factor):
     @property
     def dtype(self) -> torch.dtype:
         """The type in which norms are computed."""
-        return wide(self.pullback.source.detach()[:0] if self.shape else self.pullback.source).dtype
+        return to_float32(
+            self.pullback.source.detach()[:0] if self.shape else self.pullback.source
+        ).dtype
 
     def stamps(self) -> Iterable[Stamp]:
         return self.inner.stamps()
@@ -105,7 +107,7 @@ class Pulled(Factor):
         return torch.stack(sums).sum(0) if len(sums) > 1 else sums[0]
 
     def materialize(self) -> Tensor:
-        return wide(self.pullback.batched(self.inner.materialize()))
+        return to_float32(self.pullback.batched(self.inner.materialize()))
 
     def signature(self) -> Hashable:
         return Pulled, self.inner.signature(), self.shape

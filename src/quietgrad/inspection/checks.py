@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from quietgrad.capture.compare import is_same
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.errors import LossError, QuietgradError, SampleMixingError
 from quietgrad.factors.base import Factor
 from quietgrad.grouping.base import sensitivity
-from quietgrad.inspection.copies import Held, held_by, same
 from quietgrad.inspection.dependence import independence, variety
 from quietgrad.inspection.report import Coverage, Finding, Severity, draws_differ, fault, owner
-from quietgrad.inspection.subject import Subject, asked_once
+from quietgrad.inspection.subject import Held, Subject, asked_once, copy_state
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator
 
@@ -135,15 +135,17 @@ class _Kept:
 @asked_once
 def _what_is_kept(subject: Subject) -> _Kept:
     """Run two batches, compare what the model has become, and what it makes of a third batch."""
-    before = held_by(subject.fresh_model())
+    before = copy_state(subject.fresh_model())
     one, losses = _after(subject, subject.everyone)
     other, other_losses = _after(subject, [subject.count - 1] * subject.count)
     touched = [
         name
         for name in sorted({*one, *other})
-        if not (same(before.get(name), one.get(name)) and same(one.get(name), other.get(name)))
+        if not (
+            is_same(before.get(name), one.get(name)) and is_same(one.get(name), other.get(name))
+        )
     ]
-    data = tuple(name for name in touched if not same(one.get(name), other.get(name)))
+    data = tuple(name for name in touched if not is_same(one.get(name), other.get(name)))
     counters = tuple(name for name in touched if name not in data)
     # Where these are no losses, another check says so.
     comparable = isinstance(losses, Tensor) and isinstance(other_losses, Tensor)
@@ -155,7 +157,7 @@ def _what_is_kept(subject: Subject) -> _Kept:
 def _after(subject: Subject, places: list[int]) -> tuple[Held, Any]:
     model = subject.fresh_model()
     subject.losses(model, places)
-    return held_by(model), subject.losses(model, subject.everyone)
+    return copy_state(model), subject.losses(model, subject.everyone)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from quietgrad.capture.trees import tensors_in
+from quietgrad.capture.compare import tensors_in
 from quietgrad.errors import QuietgradError
 from quietgrad.inspection.determinism import KEYS
 from quietgrad.inspection.report import Finding, Severity, draws_differ, fault, listed, named

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from quietgrad.capture.model_state import same_randomness
+from quietgrad.capture.model_state import generator_states, preserve_randomness
 
 Cut = Callable[[Any], Any]
 """Takes the rows of one sample, of a tensor that has them, and leaves the rest as it is."""
@@ -208,16 +208,16 @@ class Predictable(TorchFunctionMode):
         """
         self.noting = noting
         self.draws.places, self.draws.low = list(places), self.key == KEYS[0]
-        with same_randomness():
+        with preserve_randomness():
             torch.manual_seed(self.key)
             np.random.seed(self.key)  # noqa: NPY002  models draw from it
             random.seed(self.key)
-            before = _numpy_state(), random.getstate()
+            before = generator_states()
             with self:
                 yield
-            after = _numpy_state(), random.getstate()
-        for name, one, other in zip(("numpy.random", "random"), before, after, strict=True):
-            if one != other:
+            after = generator_states()
+        for name in ("numpy.random", "random"):
+            if before[name] != after[name]:
                 self._note(name, aligned=False)
 
     def __torch_function__(
@@ -299,8 +299,3 @@ def switch_off_layer_dropout(model: nn.Module) -> set[str]:
             module.p = 0.0
             found.add("dropout")
     return found
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    state: Any = np.random.get_state()  # noqa: NPY002  models draw from it
-    return state[0], state[1].tobytes(), *state[2:]

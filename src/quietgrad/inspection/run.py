@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count
-from quietgrad.capture.model_state import same_randomness
+from quietgrad.capture.model_state import preserve_randomness
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
 from quietgrad.grouping.base import Grouping
 from quietgrad.inspection.checks import CAPTURED, NEED_LOSSES, PLAIN, capture, coverage
-from quietgrad.inspection.copies import copied
 from quietgrad.inspection.report import Coverage, Finding, Report, Severity
 from quietgrad.inspection.subject import (
     LossFunction,
     Select,
     Subject,
+    copy_model,
     count_samples,
     require_different,
     require_usable,
@@ -120,8 +120,8 @@ def check(
 
 def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:
     """As many as there are losses: how samples lie in such a batch, only its owner knows."""
-    with torch.no_grad(), same_randomness():
-        losses = loss_fn(copied(model, {}), batch)
+    with torch.no_grad(), preserve_randomness():
+        losses = loss_fn(copy_model(model, {}), batch)
     if isinstance(losses, Tensor) and losses.ndim == 1:
         return len(losses)
     return count_samples(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.trees import map_tensors, tensors_in
+from quietgrad.capture.compare import is_equal, is_same, map_tensors, tensors_in
+from quietgrad.capture.model_state import find_values
 from quietgrad.clipping import Clipping
 from quietgrad.grouping.base import Group
-from quietgrad.inspection.copies import Copies
 from quietgrad.inspection.determinism import Predictable, switch_off_layer_dropout
 from quietgrad.strategies import Strategy
 
@@ -126,7 +127,7 @@ def select_rows(batch: Any, places: Sequence[int], count: int) -> Any:
 def require_different(batch: Any, places: Sequence[int], select: Select) -> None:
     """Raise ValueError if these samples are all alike: what mixes them would change nothing."""
     first, *others = (select(batch, [place]) for place in places)
-    if all(_alike(first, other) for other in others):
+    if all(is_same(first, other) for other in others):
         raise ValueError(
             f"the {len(places)} samples, taken one by one, are all alike: whether one enters "
             "the gradients of another cannot be seen on them. Pass samples that differ, real ones "
@@ -157,22 +158,6 @@ def labels_in(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
     return tuple(number for child in children for number in labels_in(child, of_one=of_one))
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(torch.equal(one, other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if hasattr(one, "__dict__"):
-        return _alike(vars(one), vars(other))
-    return bool(one == other)
-
-
 def _is_list_of_samples(tree: Any) -> bool:
     """A list of words, dictionaries or tuples; not one of tensors, which have rows."""
     arrays = (Tensor, np.ndarray)
@@ -185,6 +170,82 @@ def _arrays_in(tree: Any) -> Iterator[Any]:
     elif isinstance(tree, (list, tuple, Mapping)):
         for child in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _arrays_in(child)
+
+
+Held = dict[str, Any]
+"""What a model holds besides its parameters, by a path: tensors and plain values."""
+
+
+class Copies:
+    """Gives copies of a model. Parameters are most of it, and runs leave them alone: copied once.
+
+    Args:
+        original: never run, and never changed.
+        prepare: done to each copy.
+    """
+
+    def __init__(self, original: nn.Module, prepare: Callable[[nn.Module], None]) -> None:
+        self._original, self._prepare = original, prepare
+        self._parameters: list[nn.Parameter] = []
+
+    def fresh(self) -> nn.Module:
+        """A copy that is as the original is. The one given before must not be used any more."""
+        originals = list(self._original.parameters())
+        if not all(map(_is_copy, self._parameters, originals)):
+            self._parameters = []  # a forward that writes parameters
+        memo = {id(p): own for p, own in zip(originals, self._parameters, strict=False)}
+        model = copy_model(self._original, memo)
+        self._parameters = list(model.parameters())
+        self._prepare(model)
+        model.zero_grad()
+        return model
+
+
+def _is_copy(own: nn.Parameter, original: nn.Parameter) -> bool:
+    return own.requires_grad == original.requires_grad and is_equal(own, original)
+
+
+def copy_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy, also of a model that holds results of an earlier run.
+
+    Args:
+        model: what to copy.
+        memo: by its id, what is not to be copied, and what to take instead.
+
+    Raises:
+        ValueError: something in it cannot be copied.
+    """
+    for _, leaf in find_values(model):
+        if isinstance(leaf, Tensor) and not leaf.is_leaf:
+            memo[id(leaf)] = leaf.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot be copied, and checks are run on copies: {_culprit(model)} "
+            f"({type(error).__name__}: {error}). Remove it, or build the model anew without it."
+        ) from error
+
+
+def _culprit(model: nn.Module) -> str:
+    """The first attribute that cannot be copied."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            try:
+                if name != "_modules":
+                    copy.deepcopy(value)
+            except Exception:
+                kind = type(value).__name__
+                return f"attribute '{path}.{name}' is a {kind}".replace("'.", "'")
+    return f"a {type(model).__name__}"
+
+
+def copy_state(model: nn.Module) -> Held:
+    """Everything that a run can change besides parameters."""
+    found: Held = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    for name, leaf in find_values(model):
+        found[name] = leaf.detach().clone() if isinstance(leaf, Tensor) else copy.copy(leaf)
+    return found
 
 
 LossFunction = Callable[[nn.Module, Any], Tensor]

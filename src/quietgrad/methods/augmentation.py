@@ -1,33 +1,21 @@
-"""Losses of single samples, by functions of torch."""
+"""Self-augmentation: a sample's gradient is that of its mean loss over random views of it."""
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from quietgrad._checks import require_count
-from quietgrad.capture.model_state import same_randomness
-from quietgrad.capture.verification import splits
+from quietgrad.capture.compare import is_close, replace_others, split_samples
+from quietgrad.capture.model_state import generator_states, preserve_randomness
 from quietgrad.errors import LossError, SampleMixingError
 
 
 def per_sample(loss: Callable[..., Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
-    """One loss for each row of outputs.
-
-    Args:
-        loss: as in ``torch.nn.functional``: called with outputs, labels and ``reduction="none"``.
-        outputs: of the model.
-        labels: theirs.
-
-    Raises:
-        TypeError: it is a loss module, whose reduction is settled when it is made.
-    """
+    """One loss for each row of outputs, by a function as in ``torch.nn.functional``."""
     kind = loss if isinstance(loss, type) else type(loss)
     if issubclass(kind, _Loss):
         raise TypeError(
@@ -47,11 +35,8 @@ class MixingWatch:
 
     Random changes are repeated with the same draws of torch, NumPy and ``random``. In the first
     calls any two samples are on different sides of some split, of which one side is replaced; what
-    mixes samples only now and then is found sooner or later, and refused for good.
-
-    Args:
-        change: the transform.
-        views: how many successive rows are of one sample.
+    mixes samples only now and then is found sooner or later, and refused for good. ``views``
+    successive rows are of one sample.
     """
 
     def __init__(self, change: Callable[[Tensor], Tensor], views: int) -> None:
@@ -60,13 +45,10 @@ class MixingWatch:
         self._is_refused = self._has_warned = False
 
     def look(self, rows: Tensor) -> None:
-        """Refuse a transform that mixes samples.
-
-        Args:
-            rows: that it is about to change, of one sample or of several.
-        """
-        samples = len(rows) // self._views
-        if samples > 1 and self._is_due():
+        """Refuse a transform that mixes samples, of which it is about to change these rows."""
+        samples, number = len(rows) // self._views, self._seen + 1
+        is_due = number <= _ALWAYS or number & (number - 1) == 0
+        if samples > 1 and is_due:
             self._is_refused = self._is_refused or self._mixes(rows, samples)
         if self._is_refused:
             raise SampleMixingError(
@@ -76,41 +58,34 @@ class MixingWatch:
             )
         self._seen += samples > 1
 
-    def _is_due(self) -> bool:
-        number = self._seen + 1
-        return number <= _ALWAYS or number & (number - 1) == 0
-
     def _mixes(self, rows: Tensor, samples: int) -> bool:
-        before = self._repeated(rows)
-        if not _same(before, self._repeated(rows)):
+        before = self._repeat(rows)
+        if not _same(before, self._repeat(rows)):
             self._warn()
             return False
-        if any(
-            self._is_noticed(rows, before, kept) for halves in splits(samples) for kept in halves
-        ):
+        halves = (half for pair in split_samples(samples) for half in pair)
+        if any(self._is_noticed(rows, before, kept) for kept in halves):
             return True
         if not self._draws_nothing(rows):
             return False  # it would draw otherwise for fewer
-        return not _same(before[: self._views], self._repeated(rows[: self._views]))
+        return not _same(before[: self._views], self._repeat(rows[: self._views]))
 
     def _is_noticed(self, rows: Tensor, before: Tensor, kept: Tensor) -> bool:
         """Whether rows that are kept change when each of the others becomes one of them."""
-        places = torch.arange(len(kept))
-        sources = torch.where(kept, places, places[kept][0])
         by_sample = rows.view(len(kept), self._views, *rows.shape[1:])
-        after = self._repeated(by_sample[sources.to(rows.device)].flatten(0, 1))
+        after = self._repeat(by_sample[replace_others(kept).to(rows.device)].flatten(0, 1))
         mask = kept.repeat_interleave(self._views).to(before.device)
         return not _same(before[mask], after[mask])
 
-    def _repeated(self, rows: Tensor) -> Tensor:
-        with same_randomness():
+    def _repeat(self, rows: Tensor) -> Tensor:
+        with preserve_randomness():
             return self._change(rows.clone())
 
     def _draws_nothing(self, rows: Tensor) -> bool:
-        with same_randomness():
-            before = _generators()
+        with preserve_randomness():
+            before = generator_states()
             self._change(rows.clone())
-            return _generators() == before
+            return generator_states() == before
 
     def _warn(self) -> None:
         if not self._has_warned:
@@ -124,17 +99,7 @@ class MixingWatch:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Up to rounding; what is not a number is the same as what is not."""
-    return one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
-
-
-def _generators() -> tuple[bytes, bytes, object]:
-    """The states of all that is drawn from."""
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        repr(np.random.get_state(legacy=False)).encode(),  # noqa: NPY002  transforms draw from it
-        random.getstate(),
-    )
+    return is_close(one, other, rtol=1e-5, atol=1e-8)
 
 
 Transform = Callable[[Tensor], Tensor]

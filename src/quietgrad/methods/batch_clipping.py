@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quietgrad._checks import require_count
-from quietgrad.capture.repetition import is_repeating
+from quietgrad.capture.model_state import is_repeating
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 from quietgrad.methods.augmentation import per_sample
 
@@ -21,11 +22,7 @@ _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class Statistics:
     """The forward of a batch normalization: over the rows of one sample, whatever its mode.
 
-    Args:
-        module: the layer.
-        path: its place in the model.
-        rows: of each sample.
-        is_allowed: whether it is :class:`~quietgrad.BatchClipping` that runs the model.
+    ``is_allowed`` tells whether it is :class:`~quietgrad.BatchClipping` that runs the model.
     """
 
     def __init__(
@@ -57,12 +54,8 @@ class Statistics:
         )
 
 
-def plain_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """All batch normalization of a model, by path.
-
-    Raises:
-        UnsupportedOperationError: some of it does something else than torch's, or there is none.
-    """
+def find_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """All batch normalization of a model, by path; refused if it is not torch's own, or none."""
     found = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
     if not found:
         raise UnsupportedOperationError(
@@ -70,20 +63,16 @@ def plain_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
             "would do nothing for it: train it without BatchClipping"
         )
     for path, module in found.items():
-        _require_plain(module, path)
+        if type(module) not in _PLAIN:
+            raise UnsupportedOperationError(
+                f"module '{path}' is a {type(module).__name__}, which may do more than normalize: "
+                "expected exactly BatchNorm1d, 2d or 3d"
+            )
+        if not isinstance(vars(module).get("forward"), Statistics | None):
+            raise UnsupportedOperationError(
+                f"module '{path}' has a forward of its own, which would be passed over: remove it"
+            )
     return found
-
-
-def _require_plain(module: _BatchNorm, path: str) -> None:
-    if type(module) not in _PLAIN:
-        raise UnsupportedOperationError(
-            f"module '{path}' is a {type(module).__name__}, which may do more than normalize: "
-            "expected exactly BatchNorm1d, 2d or 3d"
-        )
-    if not isinstance(vars(module).get("forward"), Statistics | None):
-        raise UnsupportedOperationError(
-            f"module '{path}' has a forward of its own, which would be passed over: remove it"
-        )
 
 
 def _is_recomputing() -> bool:
@@ -158,9 +147,11 @@ class BatchClipping:
         with self._running():
             outputs = model(rows)
         if not isinstance(outputs, Tensor) or len(outputs) != len(rows):
+            shape = f"one of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else ""
+            found = shape or type(outputs).__name__
             raise ValueError(
                 "the model must return one tensor with a row for each of its inputs, "
-                f"{len(rows)}; it returned {_described(outputs)}"
+                f"{len(rows)}; it returned {found}"
             )
         return outputs[:: 1 + self.p]
 
@@ -222,12 +213,9 @@ class BatchClipping:
 
     def _install(self, model: nn.Module) -> None:
         """It stays: an engine that verifies a forward pass runs the model again, by itself."""
-        for path, module in plain_batch_norms(model).items():
-            forward = Statistics(module, path, 1 + self.p, self._runs)
-            vars(module)["forward"] = forward
-
-    def _runs(self) -> bool:
-        return self._is_running
+        for path, module in find_batch_norms(model).items():
+            is_allowed = partial(getattr, self, "_is_running")
+            vars(module)["forward"] = Statistics(module, path, 1 + self.p, is_allowed)
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -244,9 +232,3 @@ def _refuse_bytes(what: str, tensor: Tensor) -> None:
             f"{what} of {tensor.dtype}: expected floating-point numbers. Divide bytes of images by "
             "255 (x.float() / 255), private and public ones alike"
         )
-
-
-def _described(outputs: object) -> str:
-    if isinstance(outputs, Tensor):
-        return f"one of shape {tuple(outputs.shape)}"
-    return type(outputs).__name__

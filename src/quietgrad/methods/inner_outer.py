@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad._checks import require_choice, require_count, require_rate
+from quietgrad.capture.compare import is_close, is_equal
 from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
 from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import combine
@@ -102,11 +103,8 @@ Losses = Tensor | Callable[[], Tensor]
 class Momentum:
     """Keeps the last weights, goes back to them, and adds up what is released.
 
-    All of it is public: weights that were released, and sums that noise covers.
-
-    Args:
-        options: how much of what.
-        trained: the parameters as they are now, by name.
+    All of it is public: weights that were released, and sums that noise covers. ``trained`` gives
+    the parameters as they are now, by name.
     """
 
     def __init__(
@@ -119,11 +117,8 @@ class Momentum:
     def backward(self, capture: Capture, losses: Losses, sink: Sink) -> None:
         """Back-propagate a micro-batch at past and present weights.
 
-        Args:
-            capture: attached to the model.
-            losses: a function that computes one loss per sample; a tensor if only outer momentum
-                is used.
-            sink: receives the factor of every parameter's inner momentum, once.
+        ``losses`` may be a tensor if only outer momentum is used. The factor of every parameter's
+        inner momentum goes to ``sink``, once.
         """
         if not self._options.past:
             capture.backward(losses() if callable(losses) else losses, sink)
@@ -134,14 +129,14 @@ class Momentum:
                 f"given a {type(losses).__name__}: pass a function that computes them, such as "
                 "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
             )
-        past, closure = PastFactors(), _RepeatedLosses(losses, capture)
+        merger, closure = _FactorMerger(sink), _RepeatedLosses(losses, capture)
         expected = closure.rehearse()  # at the present weights, before all others
         for weight, weights in self.past_visits():
             with self.at(weights):
-                capture.backward(closure(), past, scale=weight)
-        merger = FactorMerger(past, sink)
+                capture.backward(closure(), merger, scale=weight)
         present = closure()
         _require_repeated(expected, present)
+        merger.is_last = True
         capture.backward(present, merger, scale=self.present_weight())
         merger.finish()
 
@@ -179,10 +174,10 @@ class Momentum:
         if not self._options.past:
             return
         full = len(self._past) == self._options.past
-        room = self._past.pop() if full else self._room()
+        kept = self._past.pop() if full else self._allocate()
         for name, parameter in self._trained().items():
-            room[name].copy_(parameter.detach())
-        self._past.insert(0, room)
+            kept[name].copy_(parameter.detach())
+        self._past.insert(0, kept)
 
     def apply_outer(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The released gradients with what is carried on of those before (eq. 14)."""
@@ -207,53 +202,42 @@ class Momentum:
         """Go on where `state_dict` was taken."""
         if len(state["past"]) > self._options.past:
             raise ValueError(f"{len(state['past'])} past weights, not up to {self._options.past}")
-        rooms = [self._room() for _ in state["past"]]
-        for room, weights in zip(rooms, state["past"], strict=True):
-            if set(room) != set(weights):
+        past = [self._allocate() for _ in state["past"]]
+        for kept, weights in zip(past, state["past"], strict=True):
+            if set(kept) != set(weights):
                 raise ValueError("past weights of other parameters")
             if not all(bool(torch.isfinite(values).all()) for values in weights.values()):
                 raise ValueError("past weights that are not finite")
             for name, values in weights.items():
-                room[name].copy_(values)
+                kept[name].copy_(values)
         outer = state["outer"]
         if outer is not None:
             shapes = [parameter.shape for parameter in self._trained().values()]
             if [values.shape for values in outer] != shapes:
                 raise ValueError("outer momentum of other parameters")
             outer = [values.clone() for values in outer]
-        self._past, self._outer = rooms, outer
+        self._past, self._outer = past, outer
 
-    def _room(self) -> dict[str, Tensor]:
+    def _allocate(self) -> dict[str, Tensor]:
         return {n: torch.empty_like(p, requires_grad=False) for n, p in self._trained().items()}
 
 
-class PastFactors:
-    """A sink that holds what backward passes at past weights bring."""
-
-    def __init__(self) -> None:
-        self.factors: dict[str, list[Factor]] = {}
-
-    def parameter_done(self, name: str, factor: Factor) -> None:
-        """Hold a parameter's factor."""
-        self.factors.setdefault(name, []).append(factor)
-
-
-class FactorMerger:
-    """A sink for the last pass, which hands on each parameter's factors as one.
+class _FactorMerger:
+    """A sink that holds the factors of passes at past weights, and hands them on with the last.
 
     Nothing is materialized for it: factors of one kind become one factor with more positions.
-
-    Args:
-        earlier: of the passes before.
-        sink: where to.
     """
 
-    def __init__(self, earlier: PastFactors, sink: Sink) -> None:
-        self._earlier, self._sink = earlier.factors, sink
+    def __init__(self, sink: Sink) -> None:
+        self.is_last = False
+        self._earlier: dict[str, list[Factor]] = {}
+        self._sink = sink
 
     def parameter_done(self, name: str, factor: Factor) -> None:
-        """The last of a parameter's factors."""
-        self._sink.parameter_done(name, combine([*self._unchanged(name), factor]))
+        if self.is_last:
+            self._sink.parameter_done(name, combine([*self._unchanged(name), factor]))
+        else:
+            self._earlier.setdefault(name, []).append(factor)
 
     def finish(self) -> None:
         """Hand on parameters that were used at past weights only."""
@@ -290,7 +274,7 @@ class _RepeatedLosses:
         if self._first is None:
             # Copies: the function may write to its own tensors.
             self._first = [tensor.detach().clone() for tensor in inputs]
-        elif len(inputs) != len(self._first) or not all(map(_same, inputs, self._first)):
+        elif len(inputs) != len(self._first) or not all(map(is_equal, inputs, self._first)):
             raise SampleMixingError(
                 "the function passed to backward() called the model with other inputs at past "
                 "weights than at the others: samples that change places are not clipped as one. "
@@ -310,24 +294,13 @@ class _RepeatedLosses:
 
 
 def _require_repeated(expected: Tensor | None, losses: Tensor) -> None:
-    if expected is not None and not _close(expected, losses.detach()):
+    if expected is None:
+        return
+    slack = torch.finfo(expected.dtype).eps ** 0.5  # what is captured may run on other kernels
+    if not is_close(expected, losses.detach(), slack, slack):
         raise SampleMixingError(
             "the function passed to backward() gave other losses when it was called again at "
             "the same weights: samples or labels that change places are not clipped as one. "
             "Draw them before, outside of the function, and let random layers draw by torch's "
             "own generator (BatchClipping without seed=)."
         )
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """But for rounding: what is captured may be computed by other kernels."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    slack = torch.finfo(one.dtype).eps ** 0.5
-    return torch.allclose(one, other, rtol=slack, atol=slack, equal_nan=True)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quietgrad.capture.model_state import same_randomness
+from quietgrad.capture.model_state import preserve_randomness
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
-from quietgrad.capture.trees import tensors_in
+from quietgrad.capture.compare import tensors_in
 from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import Combined
 from quietgrad.factors.conv import Conv
@@ -27,7 +27,7 @@ from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled
 from quietgrad.grouping.base import by_layer, kind_of
-from quietgrad.inspection.copies import copied
+from quietgrad.inspection.subject import copy_model
 from quietgrad.planning.memory_model import Layer, Profile
 from quietgrad.strategies import Evaluator, Strategy
 
@@ -70,9 +70,9 @@ def trace(
         QuietgradError: the model or the loss cannot be trained as they are.
         ValueError: no gradient reaches any parameter.
     """
-    model = copied(model, {})
-    with torch.no_grad(), same_randomness():
-        losses = loss_fn(copied(model, {}), batch)
+    model = copy_model(model, {})
+    with torch.no_grad(), preserve_randomness():
+        losses = loss_fn(copy_model(model, {}), batch)
     check_losses(losses)
     if len(losses) < 2:
         raise ValueError(
@@ -84,7 +84,7 @@ def trace(
     session = Capture(model, thorough=False)
 
     def run(sink: _Arrivals | _Follow, live: LiveBytes) -> None:
-        with same_randomness(), live:
+        with preserve_randomness(), live:
             session.begin(samples)
             session.backward(loss_fn(model, batch), sink)
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, rule
+from quietgrad.capture.call import Call
+from quietgrad.capture.operations import rule
 
 
 @rule(F.multi_head_attention_forward)

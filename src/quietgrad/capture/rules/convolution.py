@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, rule
-from quietgrad.capture.layout import Rows
-from quietgrad.capture.rules.linear import as_computed
-from quietgrad.factors.base import Dense, Factor, wide
+from quietgrad.capture.call import Call, as_computed, sum_channels
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.operations import rule
+from quietgrad.factors.base import Factor
 from quietgrad.factors.conv import Conv, Geometry
 
 
@@ -87,22 +87,14 @@ def _convolve(
     )
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
     kernel = partial(_kernel_factor, shape=weight.shape, geometry=geometry)
-    return call.watch(output, [(weight, kernel), (bias, channel_sum)], saved=saved, dims=1)
-
-
-def channel_sum(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
-    """The gradient of something added to each channel (dimension 1)."""
-    by_channel = rows.split(wide(grad), grad.ndim - 1).flatten(3) if grad.ndim > 2 else None
-    if by_channel is None:
-        return Dense(rows.split(wide(grad), 1).sum(1))
-    return Dense(by_channel.sum((1, 3)))
+    return call.watch(output, [(weight, kernel), (bias, sum_channels)], saved=saved, dims=1)
 
 
 def _kernel_factor(
-    rows: Rows, grad: Tensor, input: Tensor, *, shape: torch.Size, geometry: Geometry
+    layout: Layout, grad: Tensor, input: Tensor, *, shape: torch.Size, geometry: Geometry
 ) -> Factor:
     image = grad.ndim - 1
-    return Conv(rows.split(input, image), rows.split(grad, image), shape, geometry)
+    return Conv(layout.split(input, image), layout.split(grad, image), shape, geometry)
 
 
 def _spell_out_padding(

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quietgrad.capture.call import Call, rule, variants
+from quietgrad.capture.call import Call
+from quietgrad.capture.operations import rule, variants
 
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide pow maximum minimum fmax fmin where "

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, gather_rows, rule
-from quietgrad.capture.layout import Rows
+from quietgrad.capture.call import Call, gather_rows
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.operations import rule
 from quietgrad.factors.base import Factor
 
 
@@ -110,9 +111,9 @@ def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Ten
 
 
 def _rows_factor(
-    rows: Rows, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
+    layout: Layout, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
 ) -> Factor:
-    return gather_rows(rows, grad, ids, padding, table)
+    return gather_rows(layout, grad, ids, padding, table)
 
 
 def _padded_places(starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

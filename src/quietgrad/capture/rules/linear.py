@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, Uses, rule
-from quietgrad.capture.layout import Rows
+from quietgrad.capture.call import Call, Uses, as_computed
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.operations import rule
 from quietgrad.errors import SampleMixingError
-from quietgrad.factors.base import Dense, Factor, wide
+from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer
 
 
@@ -46,26 +47,21 @@ def addmm(
     return call.watch(output, uses, saved=saved, dims=1)
 
 
-def as_computed(tensor: Tensor, output: Tensor) -> Tensor:
-    """``tensor`` in the type the operation computed in (autocast), as its gradient would see it."""
-    return tensor if tensor.dtype == output.dtype else tensor.to(output.dtype)
-
-
-def bias_factor(rows: Rows, grad: Tensor, *_: Tensor) -> Factor:
+def bias_factor(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added along the last dimension."""
-    positions = rows.split(grad, 1)
+    positions = layout.split(grad, 1)
     if positions.shape[1] == 1:
         return Dense(positions.squeeze(1))
     return Dense(positions.sum(1, dtype=_sum_type(grad)))
 
 
-def weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor:
+def weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
     """The gradient of ``weight`` in ``input @ weight.T``."""
-    return Outer(rows.split(grad, 1), rows.split(input, 1))
+    return Outer(layout.split(grad, 1), layout.split(input, 1))
 
 
-def _transposed_weight_factor(rows: Rows, grad: Tensor, input: Tensor) -> Factor:
-    return Outer(rows.split(input, 1), rows.split(grad, 1))
+def _transposed_weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
+    return Outer(layout.split(input, 1), layout.split(grad, 1))
 
 
 def _sum_type(grad: Tensor) -> torch.dtype:
@@ -178,20 +174,22 @@ def _spell_out(term: str, ndim: int, ellipsis: str) -> str:
 
 
 def _operand_factor(
-    rows: Rows, grad: Tensor, *operands: Tensor, index: int, terms: list[str], output_term: str
+    layout: Layout, grad: Tensor, *operands: Tensor, index: int, terms: list[str], output_term: str
 ) -> Factor:
     """The gradient of one operand: all others contracted with the output's gradient."""
     target, shape = terms[index], operands[index].shape
     sizes = _sizes(operands, terms)
     others = [
-        _drop_broadcast(wide(operand), term, sizes)
+        _drop_broadcast(to_float32(operand), term, sizes)
         for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
         if position != index
     ]
-    gradient, term = _mark_samples(rows, wide(grad), output_term, output_term, batch_of_one=True)
-    pairs = [_mark_samples(rows, tensor, t, output_term) for tensor, t in others]
+    gradient, term = _mark_samples(
+        layout, to_float32(grad), output_term, output_term, batch_of_one=True
+    )
+    pairs = [_mark_samples(layout, tensor, t, output_term) for tensor, t in others]
     kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
-    if rows.placement is not None and output_term[rows.placement.dim] in kept:
+    if layout.batch > 1 and output_term[layout.dim] in kept:
         raise SampleMixingError(
             "a parameter has the sample dimension itself in a product: it holds something of each "
             "sample and cannot be trained privately"
@@ -246,17 +244,17 @@ def _as_dense(
 
 
 def _mark_samples(
-    rows: Rows, tensor: Tensor, term: str, output_term: str, *, batch_of_one: bool = False
+    layout: Layout, tensor: Tensor, term: str, output_term: str, *, batch_of_one: bool = False
 ) -> tuple[Tensor, str]:
     """Split the dimension that holds the samples into sample and row, in tensor and term."""
-    if rows.placement is None:
+    if layout.batch == 1:
         return (tensor.unsqueeze(0), _SAMPLE + term) if batch_of_one else (tensor, term)
-    letter = output_term[rows.placement.dim]
+    letter = output_term[layout.dim]
     if letter not in term:
         return tensor, term
-    marks = _SAMPLE + _ROW if rows.placement.major else _ROW + _SAMPLE
-    count = tensor.shape[term.index(letter)] // rows.batch
-    split = (rows.batch, count) if rows.placement.major else (count, rows.batch)
+    marks = _SAMPLE + _ROW if layout.major else _ROW + _SAMPLE
+    count = tensor.shape[term.index(letter)] // layout.batch
+    split = (layout.batch, count) if layout.major else (count, layout.batch)
     return tensor.unflatten(term.index(letter), split), term.replace(letter, marks)
 
 

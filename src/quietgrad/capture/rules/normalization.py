@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, Uses, rule
-from quietgrad.capture.layout import Rows
-from quietgrad.capture.rules.convolution import channel_sum
-from quietgrad.factors.base import Dense, Factor, wide
+from quietgrad.capture.call import Call, Uses, sum_channels
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.operations import rule
+from quietgrad.factors.base import Dense, Factor, to_float32
 
 Normalize = Callable[[Tensor], Tensor]
 
@@ -96,17 +96,19 @@ def _native_group_norm(
     output, mean, scale = torch.native_group_norm(
         input, *affine, images, channels, pixels, groups, eps
     )
-    uses: Uses = [(weight, _group_scale), (bias, channel_sum)]
+    uses: Uses = [(weight, _group_scale), (bias, sum_channels)]
     saved = [input, mean, scale] if call.is_managed(weight) else []
     return call.watch(output, uses, saved=saved, dims=1)
 
 
-def _group_scale(rows: Rows, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor) -> Factor:
+def _group_scale(
+    layout: Layout, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor
+) -> Factor:
     """From the statistics: the normalized input need not be computed again."""
     grads = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
     centred = input.reshape(*mean.shape, -1) - mean.unsqueeze(2)
     products = centred.view(grads.shape).mul_(grads).sum(2).view(*mean.shape, -1)
-    return Dense(rows.split((products * scale.unsqueeze(2)).flatten(1), 1).sum(1))
+    return Dense(layout.split((products * scale.unsqueeze(2)).flatten(1), 1).sum(1))
 
 
 @rule(F.instance_norm)
@@ -178,18 +180,18 @@ def _watch_channels(
 ) -> Tensor:
     scale = partial(_channel_scale, normalize=normalize)
     saved = [input] if call.is_managed(affine[0]) else []
-    return call.watch(output, [(affine[0], scale), (affine[1], channel_sum)], saved=saved, dims=1)
+    return call.watch(output, [(affine[0], scale), (affine[1], sum_channels)], saved=saved, dims=1)
 
 
 def _trailing_scale(
-    rows: Rows, grad: Tensor, input: Tensor, *, dims: int, normalize: Normalize
+    layout: Layout, grad: Tensor, input: Tensor, *, dims: int, normalize: Normalize
 ) -> Factor:
-    return Dense(rows.split(wide(grad) * normalize(wide(input)), dims).sum(1))
+    return Dense(layout.split(to_float32(grad) * normalize(to_float32(input)), dims).sum(1))
 
 
-def _trailing_shift(rows: Rows, grad: Tensor, *_: Tensor, dims: int) -> Factor:
-    return Dense(rows.split(wide(grad), dims).sum(1))
+def _trailing_shift(layout: Layout, grad: Tensor, *_: Tensor, dims: int) -> Factor:
+    return Dense(layout.split(to_float32(grad), dims).sum(1))
 
 
-def _channel_scale(rows: Rows, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:
-    return channel_sum(rows, wide(grad) * normalize(wide(input)))
+def _channel_scale(layout: Layout, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:
+    return sum_channels(layout, to_float32(grad) * normalize(to_float32(input)))

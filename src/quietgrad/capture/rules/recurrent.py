@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quietgrad.capture.call import Call, Uses, rule
+from quietgrad.capture.call import Call, Uses
+from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.rules.linear import bias_factor, linear, weight_factor
-from quietgrad.capture.tape import Site
+
+if TYPE_CHECKING:
+    from quietgrad.capture.tape import Site
 
 State = tuple[Tensor, ...]
 """The hidden state; for an LSTM followed by the cell."""
@@ -26,28 +29,19 @@ class Kind(ABC):
     """One kind of recurrent layer: what it does in a step, and the derivative of that.
 
     Tensors of one step have the samples first. Results are written where they are to stay, for
-    there are many steps.
-
-    Attributes:
-        gates: how many times as wide as the hidden state its projections are.
-        kept: how many times as wide is what the backward needs of a step.
+    there are many steps. What the backward needs of one is ``kept`` times as wide as the state.
     """
 
-    gates: int
     kept: int
 
     @abstractmethod
     def forward(
         self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
     ) -> None:
-        """Write the state after a step, and what its derivative needs.
+        """Write the state ``after`` a step, and to ``keep`` what its derivative needs.
 
-        Args:
-            projected: the projected input.
-            recurrent: the projected hidden state; may be overwritten.
-            before: the state before.
-            after: where to write the one after.
-            keep: where to write what the backward needs.
+        ``projected`` is the projected input, ``recurrent`` the projected hidden state, which may be
+        overwritten.
         """
 
     @abstractmethod
@@ -56,23 +50,15 @@ class Kind(ABC):
     ) -> State:
         """From the gradients of the state after a step to those of the state before it.
 
-        Args:
-            keep: what the forward kept.
-            before: the state before.
-            grads: of the state after.
-            projected: where to write the gradient of the projected input.
-            recurrent: where to write that of the projected hidden state.
-
-        Returns:
-            The part that does not pass through the recurrent weights; for the hidden state it may
-            be a scalar zero.
+        Writes the gradients of both projections. Returns what reaches the state other than by the
+        recurrent weights; for the hidden state it may be a scalar zero.
         """
 
 
 class Plain(Kind):
     """nn.RNN, with tanh or relu."""
 
-    gates = kept = 1
+    kept = 1
 
     def __init__(
         self,
@@ -98,7 +84,7 @@ class Plain(Kind):
 class Gru(Kind):
     """nn.GRU: reset gate, update gate, candidate; of the recurrent part the last third is kept."""
 
-    gates, kept = 3, 4
+    kept = 4
 
     def forward(
         self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
@@ -130,7 +116,7 @@ class Gru(Kind):
 class Lstm(Kind):
     """nn.LSTM: input gate, forget gate, candidate, output gate; and the cell as it is shown."""
 
-    gates, kept = 4, 5
+    kept = 5
 
     def forward(
         self, projected: Tensor, recurrent: Tensor, before: State, after: State, keep: Tensor
@@ -173,35 +159,13 @@ TANH, RELU = Plain(torch.tanh_, _derive_tanh), Plain(torch.relu_, _derive_relu)
 GRU, LSTM = Gru(), Lstm()
 
 
-def recurrence(
-    kind: Kind,
-    projected: Tensor,
-    state: State,
-    weight: Tensor,
-    bias: Tensor | None,
-    token: Tensor,
-    site: Site | None,
-) -> tuple[Tensor, State]:
-    """Run all steps of one direction of a layer.
-
-    Args:
-        kind: of layer.
-        projected: the projected inputs, ``[T, B, gates * H]``.
-        state: the state to begin with.
-        weight: of the hidden state, cut off from autograd.
-        bias: added to its projection, cut off from autograd.
-        token: makes the backward get here.
-        site: receives the gradient of the projected hidden states, with these.
-
-    Returns:
-        The hidden states after each step, ``[T, B, H]``, and the final state.
-    """
-    apply: Any = _Recurrence.apply
-    hidden, *cell = apply(kind, projected, token, site, weight, bias, *state)
-    return hidden, (hidden[-1], *cell)
-
-
 class _Recurrence(torch.autograd.Function):
+    """All steps of one direction of a layer: projected inputs ``[T, B, gates * H]`` to states.
+
+    The weight of the hidden state and the bias added to its projection are cut off from autograd;
+    ``site`` receives the gradient of the projected hidden states.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -262,56 +226,20 @@ class _Recurrence(torch.autograd.Function):
 Step = Callable[[Tensor, Callable[[Tensor], Tensor], State], State]
 
 
-@rule(torch.lstm)
-def lstm(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """All layers and directions of nn.LSTM, with or without projections."""
-    output, (hidden, cell) = _run_layers(call, input, args, LSTM, _lstm_step)
-    return output, hidden, cell
+def _register(
+    kind: Kind, step: Step, layers: TorchFunction, cell: TorchFunction, *, has_cell: bool = False
+) -> None:
+    """The rules for nn.LSTM, GRU or RNN, all layers and directions, and for the single cell."""
 
+    @rule(layers)
+    def run(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        output, states = _run_layers(call, input, args, kind, step)
+        return output, *states
 
-@rule(torch.gru)
-def gru(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """All layers and directions of nn.GRU."""
-    output, (hidden,) = _run_layers(call, input, args, GRU, _gru_step)
-    return output, hidden
-
-
-@rule(torch.rnn_tanh)
-def rnn_tanh(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """All layers and directions of nn.RNN with tanh."""
-    output, (hidden,) = _run_layers(call, input, args, TANH, _tanh_step)
-    return output, hidden
-
-
-@rule(torch.rnn_relu)
-def rnn_relu(call: Call, input: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """All layers and directions of nn.RNN with relu."""
-    output, (hidden,) = _run_layers(call, input, args, RELU, _relu_step)
-    return output, hidden
-
-
-@rule(torch.lstm_cell)
-def lstm_cell(call: Call, input: Tensor, hx: Sequence[Tensor], *weights: Tensor) -> State:
-    """nn.LSTMCell."""
-    return _one_step(call, input, tuple(hx), weights, _lstm_step)
-
-
-@rule(torch.gru_cell)
-def gru_cell(call: Call, input: Tensor, hx: Tensor, *weights: Tensor) -> Tensor:
-    """nn.GRUCell."""
-    return _one_step(call, input, (hx,), weights, _gru_step)[0]
-
-
-@rule(torch.rnn_tanh_cell)
-def rnn_tanh_cell(call: Call, input: Tensor, hx: Tensor, *weights: Tensor) -> Tensor:
-    """nn.RNNCell with tanh."""
-    return _one_step(call, input, (hx,), weights, _tanh_step)[0]
-
-
-@rule(torch.rnn_relu_cell)
-def rnn_relu_cell(call: Call, input: Tensor, hx: Tensor, *weights: Tensor) -> Tensor:
-    """nn.RNNCell with relu."""
-    return _one_step(call, input, (hx,), weights, _relu_step)[0]
+    @rule(cell)
+    def run_cell(call: Call, input: Tensor, hx: Any, *weights: Tensor) -> Any:
+        state = _run_cell(call, input, tuple(hx) if has_cell else (hx,), weights, step)
+        return state if has_cell else state[0]
 
 
 def _run_layers(
@@ -336,15 +264,7 @@ def _run_layers(
             cell = weights[index * per_cell : (index + 1) * per_cell]
             initial = tuple(state[index] for state in states)
             steps, final = _run_direction(
-                call,
-                sequence,
-                initial,
-                cell,
-                has_biases,
-                kind,
-                step,
-                reverse=bool(direction),
-                index=index,
+                call, sequence, initial, cell, has_biases, kind, step, index, direction == 1
             )
             outputs.append(steps)
             finals.append(final)
@@ -363,9 +283,8 @@ def _run_direction(
     has_biases: bool,
     kind: Kind,
     step: Step,
-    *,
-    reverse: bool,
     index: int,
+    reverse: bool,
 ) -> tuple[Tensor, State]:
     w_ih, w_hh = cell[:2]
     b_ih, b_hh = cell[2:4] if has_biases else (None, None)
@@ -403,7 +322,9 @@ def _recur(
     uses: Uses = [(weight, weight_factor), (bias, bias_factor)]
     site = call.site(uses, projected.shape, dims=2, label=label)
     values = call.value(weight), call.value(bias)
-    return recurrence(kind, projected, state, *values, call.token, site)
+    apply: Any = _Recurrence.apply
+    hidden, *cells = apply(kind, projected, call.token, site, *values, *state)
+    return hidden, (hidden[-1], *cells)
 
 
 def _as_data(call: Call, state: State) -> State:
@@ -414,7 +335,7 @@ def _as_data(call: Call, state: State) -> State:
     )
 
 
-def _one_step(
+def _run_cell(
     call: Call, input: Tensor, state: State, weights: tuple[Tensor, ...], step: Step
 ) -> State:
     state = _as_data(call, state)
@@ -426,8 +347,7 @@ def _one_step(
 
 def _lstm_step(gates: Tensor, recur: Callable[[Tensor], Tensor], state: State) -> State:
     hidden, cell = state
-    forget_and_more = gates + recur(hidden)
-    i, f, g, o = forget_and_more.chunk(4, -1)
+    i, f, g, o = (gates + recur(hidden)).chunk(4, -1)
     cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
 
@@ -447,3 +367,9 @@ def _tanh_step(gates: Tensor, recur: Callable[[Tensor], Tensor], state: State) -
 
 def _relu_step(gates: Tensor, recur: Callable[[Tensor], Tensor], state: State) -> State:
     return ((gates + recur(state[0])).relu(),)
+
+
+_register(LSTM, _lstm_step, torch.lstm, torch.lstm_cell, has_cell=True)
+_register(GRU, _gru_step, torch.gru, torch.gru_cell)
+_register(TANH, _tanh_step, torch.rnn_tanh, torch.rnn_tanh_cell)
+_register(RELU, _relu_step, torch.rnn_relu, torch.rnn_relu_cell)

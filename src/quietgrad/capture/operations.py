@@ -1,0 +1,121 @@
+"""What is known of torch's functions: their spellings, what they do, and the rules for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+TorchFunction = Callable[..., Any]
+Rule = Callable[..., Any]
+RuleT = TypeVar("RuleT", bound=Rule)
+
+_RULES: dict[TorchFunction, Rule] = {}
+
+
+def rule(*functions: TorchFunction) -> Callable[[RuleT], RuleT]:
+    """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation."""
+
+    def register(function: RuleT) -> RuleT:
+        for operation in functions:
+            _RULES[operation] = function
+        return function
+
+    return register
+
+
+def find_rule(function: TorchFunction) -> Rule | None:
+    """The rule for a torch operation, if there is one."""
+    return _RULES.get(function)
+
+
+def variants(names: Iterable[str]) -> list[TorchFunction]:
+    """All spellings of operations: torch.f, Tensor.f, f_, __f__, __rf__, __if__."""
+    found = []
+    for name in names:
+        spellings = (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
+        for holder in (torch, Tensor):
+            found += [getattr(holder, s) for s in spellings if callable(getattr(holder, s, None))]
+    return found
+
+
+_IN_PLACE_OPERATORS = frozenset(
+    f"{name}__"
+    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+)
+
+
+def operation_name(function: TorchFunction) -> str:
+    """A readable name of a torch function."""
+    return getattr(function, "__name__", None) or str(function)
+
+
+def is_in_place(function: TorchFunction) -> bool:
+    """Whether a function changes its first argument: ``add_``, ``__iadd__``, ``__setitem__``."""
+    name = operation_name(function)
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or name.removeprefix("__i") in _IN_PLACE_OPERATORS
+    return name.endswith("_")
+
+
+# They tell about a tensor without computing with it.
+_METADATA = frozenset(
+    getattr(Tensor, name)
+    for name in (
+        "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
+        "is_floating_point is_complex get_device data_ptr untyped_storage type requires_grad_ "
+        "__len__ __repr__ __format__ __hash__ is_same_size"
+    ).split()
+)
+_COMPUTING_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+# They let others have a tensor's gradient.
+_HOOKS = {Tensor.register_hook, Tensor.retain_grad, Tensor.register_post_accumulate_grad_hook}
+_NUMBERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__}
+# Each entry of the input appears at most once in the output, unchanged.
+_ISOMETRIC = frozenset(
+    variants(
+        "view reshape transpose permute t swapaxes swapdims movedim moveaxis unsqueeze squeeze "
+        "flatten unflatten chunk split split_with_sizes unbind select narrow contiguous clone "
+        "view_as reshape_as adjoint ravel tensor_split vsplit hsplit to type_as float double half "
+        "bfloat16".split()
+    )
+)
+# Their tensor arguments give a type or a shape only.
+_SHAPED_LIKE = frozenset(variants("type_as view_as reshape_as to".split()))
+# Made from nothing, though a tensor of data lends its type and device.
+_FACTORIES = frozenset(variants("new_ones new_zeros new_full new_empty new_tensor".split()))
+_EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
+
+
+class Operation(NamedTuple):
+    """What does not change from call to call: looked up once, for there are many calls."""
+
+    is_metadata: bool
+    is_hook: bool
+    reads_numbers: bool
+    writes_in_place: bool
+    makes_constants: bool
+    ignores_data: bool
+    is_isometric: bool
+    is_expanding: bool
+
+
+@cache
+def classify(function: TorchFunction) -> Operation:
+    """What a torch function does with its arguments."""
+    is_getter = getattr(function, "__name__", "") == "__get__"
+    attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
+    is_plain_property = is_getter and attribute not in _COMPUTING_PROPERTIES
+    return Operation(
+        is_metadata=function in _METADATA or is_plain_property,
+        is_hook=function in _HOOKS,
+        reads_numbers=function in _NUMBERS,
+        writes_in_place=is_in_place(function),
+        makes_constants=function in _FACTORIES,
+        ignores_data=function in _SHAPED_LIKE,
+        is_isometric=function in _ISOMETRIC or (is_getter and attribute in ("T", "mT")),
+        is_expanding=function in _EXPANDING,
+    )

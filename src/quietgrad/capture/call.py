@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quietgrad.capture.layout import Layout, SiteKey
 from quietgrad.capture.operations import is_in_place, operation_name
-from quietgrad.capture.parameters import Lookup, MakeFactor, Target, Use, is_spread_over_samples
+from quietgrad.capture.parameters import MakeFactor, Target, Use, is_spread_over_samples
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.gather import Gather
@@ -129,7 +129,8 @@ class Call:
         if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
             tensor_used, dims = lookup.table, len(shape) - 1
             ids = lookup.ids.expand(shape[:-1])
-            make: MakeFactor = partial(_looked_up, ids=ids, lookup=lookup)
+            padding, table = lookup.padding, lookup.table
+            make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
         else:
             tensor_used, dims = tensor, len(shape)
             make = partial(_unbroadcast, shape=tensor.shape)
@@ -175,8 +176,8 @@ class Call:
 
 
 def gather_rows(
-    layout: Layout, grad: Tensor, ids: Tensor, padding: int | None, table: Tensor
-) -> Gather:
+    layout: Layout, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
+) -> Factor:
     """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``."""
     width = table.ndim - 1
     values = layout.split(grad, width).flatten(2) if width else layout.split(grad, 0).unsqueeze(-1)
@@ -184,10 +185,6 @@ def gather_rows(
     if padding is not None:
         values = values * positions.ne(padding).unsqueeze(-1)
     return Gather(positions, values, table.shape)
-
-
-def _looked_up(layout: Layout, grad: Tensor, *, ids: Tensor, lookup: Lookup) -> Factor:
-    return gather_rows(layout, grad, ids, lookup.padding, lookup.table)
 
 
 def _unbroadcast(layout: Layout, grad: Tensor, *, shape: torch.Size) -> Factor:

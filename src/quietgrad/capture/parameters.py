@@ -146,7 +146,7 @@ class ParameterTable:
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
         self._holders = {
-            id(p): (module, attribute, self._canonical.get(_join(path, attribute), ""))
+            id(p): (module, attribute, self._canonical.get(f"{path}.{attribute}".lstrip("."), ""))
             for path, module in self._model.named_modules()
             for attribute, p in module._parameters.items()
             if p is not None
@@ -176,10 +176,6 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
         name: first.setdefault(id(parameter), name)
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-
-
-def _join(path: str, attribute: str) -> str:
-    return f"{path}.{attribute}" if path else attribute
 
 
 class Provenance:

@@ -170,10 +170,9 @@ def check_operation(
     function: Callable[..., Any], args: Any, kwargs: dict[str, Any], path: str
 ) -> None:
     """Refuse ``function`` if, called like this, it combines samples or records raw data."""
-    checker = _CHECKS.get(function)
-    if checker is not None:
-        arguments = dict(zip(_PARAMETER_NAMES[function], args, strict=False)) | kwargs
-        checker(arguments, _name_module(path))
+    if found := _CHECKS.get(function):
+        checker, names = found
+        checker(dict(zip(names, args, strict=False)) | kwargs, _name_module(path))
 
 
 def check_module(module: nn.Module, path: str) -> None:
@@ -244,26 +243,21 @@ _BATCH_NORM = "input weight bias running_mean running_var training momentum eps 
 _INSTANCE_NORM = "input weight bias running_mean running_var use_input_stats momentum eps"
 _EMBEDDING = "weight indices padding_idx scale_grad_by_freq sparse"
 
-_PARAMETER_NAMES: dict[Callable[..., Any], list[str]] = {
-    torch.batch_norm: _BATCH_NORM.split(),
-    torch.native_batch_norm: _BATCH_NORM.split(),
-    torch.instance_norm: _INSTANCE_NORM.split(),
-    torch.embedding: _EMBEDDING.split(),
+# How a function is judged, and the names of its arguments: those of native ones are not told.
+_CHECKS: dict[Callable[..., Any], tuple[Callable[[dict[str, Any], str], None], list[str]]] = {
+    torch.batch_norm: (_check_batch_norm, _BATCH_NORM.split()),
+    torch.native_batch_norm: (_check_batch_norm, _BATCH_NORM.split()),
+    torch.instance_norm: (_check_instance_norm, _INSTANCE_NORM.split()),
+    torch.embedding: (_check_embedding, _EMBEDDING.split()),
     **{
-        function: list(inspect.signature(function).parameters)
-        for function in (F.batch_norm, F.instance_norm, F.embedding, F.embedding_bag)
+        function: (checker, list(inspect.signature(function).parameters))
+        for function, checker in (
+            (F.batch_norm, _check_batch_norm),
+            (F.instance_norm, _check_instance_norm),
+            (F.embedding, _check_embedding),
+            (F.embedding_bag, _check_embedding),
+        )
     },
-}
-
-_CHECKS: dict[Callable[..., Any], Callable[[dict[str, Any], str], None]] = {
-    F.batch_norm: _check_batch_norm,
-    torch.batch_norm: _check_batch_norm,
-    torch.native_batch_norm: _check_batch_norm,
-    F.instance_norm: _check_instance_norm,
-    torch.instance_norm: _check_instance_norm,
-    F.embedding: _check_embedding,
-    torch.embedding: _check_embedding,
-    F.embedding_bag: _check_embedding,
 }
 
 

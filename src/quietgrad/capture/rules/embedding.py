@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quietgrad.capture.call import Call, gather_rows
-from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
-from quietgrad.factors.base import Factor
 
 
 @rule(F.embedding)
@@ -106,14 +104,8 @@ def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Ten
     output = torch.embedding(rows, ids.remainder(table.shape[0]))
     if table.ndim != 2:
         output = output.reshape((*ids.shape, *table.shape[1:])).clone()
-    make = partial(_rows_factor, padding=padding, table=table.detach())
+    make = partial(gather_rows, padding=padding, table=table.detach())
     return call.watch(output, [(table, make)], saved=[ids], dims=ids.ndim)
-
-
-def _rows_factor(
-    layout: Layout, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
-) -> Factor:
-    return gather_rows(layout, grad, ids, padding, table)
 
 
 def _padded_places(starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Linear layers, the workhorse: weight ``[P, D]``, bias ``[P]``."""
+"""Linear layers, weight ``[P, D]`` and bias ``[P]``, and products of any kind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def bias_factor(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     positions = layout.split(grad, 1)
     if positions.shape[1] == 1:
         return Dense(positions.squeeze(1))
-    return Dense(positions.sum(1, dtype=_sum_type(grad)))
+    dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    return Dense(positions.sum(1, dtype=dtype))
 
 
 def weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
@@ -64,25 +65,16 @@ def _transposed_weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Fa
     return Outer(layout.split(input, 1), layout.split(grad, 1))
 
 
-def _sum_type(grad: Tensor) -> torch.dtype:
-    return torch.float64 if grad.dtype == torch.float64 else torch.float32
-
-
 # Letters that stand for the sample and for its rows; the others are free for equations.
 _SAMPLE, _ROW = "Z", "Y"
 _FREE = [letter for letter in ascii_letters if letter not in (_SAMPLE, _ROW)]
 
 
-@rule(torch.matmul, torch.mm, torch.bmm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv)
+@rule(torch.matmul, torch.mm, torch.bmm, torch.mv)
+@rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__)
 def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """A matrix product, with broadcasting over leading dimensions."""
     return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other])
-
-
-@rule(Tensor.__matmul__)
-def matmul_operator(call: Call, input: Tensor, other: Tensor) -> Tensor:
-    """``input @ other``."""
-    return matmul(call, input, other)
 
 
 @rule(Tensor.__rmatmul__)
@@ -145,11 +137,15 @@ def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str]
     sides = equation.replace(" ", "").split("->")
     inputs = sides[0].split(",")
     unused = [letter for letter in _FREE if letter not in equation]
-    longest = max(
-        (o.ndim - len(t.replace("...", "")) for o, t in _elliptic(operands, inputs)), default=0
-    )
-    ellipsis = "".join(unused[:longest])
-    terms = [_spell_out(t, o.ndim, ellipsis) for o, t in zip(operands, inputs, strict=True)]
+    missing = [
+        o.ndim - len(t.replace("...", "")) if "..." in t else 0
+        for o, t in zip(operands, inputs, strict=True)
+    ]
+    ellipsis = "".join(unused[: max(missing)])
+    terms = [
+        t.replace("...", ellipsis[len(ellipsis) - m :])
+        for t, m in zip(inputs, missing, strict=True)
+    ]
     letters = "".join(inputs).replace(".", "")
     implicit = "..." * ("..." in sides[0]) + "".join(
         sorted(letter for letter in set(letters) if letters.count(letter) == 1)
@@ -162,15 +158,6 @@ def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str]
             *operands,
         )
     return terms, output
-
-
-def _elliptic(operands: list[Tensor], terms: list[str]) -> list[tuple[Tensor, str]]:
-    return [(o, t) for o, t in zip(operands, terms, strict=True) if "..." in t]
-
-
-def _spell_out(term: str, ndim: int, ellipsis: str) -> str:
-    missing = ndim - len(term.replace("...", ""))
-    return term.replace("...", ellipsis[len(ellipsis) - missing :])
 
 
 def _operand_factor(

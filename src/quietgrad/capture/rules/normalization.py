@@ -165,7 +165,7 @@ def _watch_trailing(
     normalize: Normalize,
 ) -> Tensor:
     scale = partial(_trailing_scale, dims=len(shape), normalize=normalize)
-    shift = partial(_trailing_shift, dims=len(shape))
+    shift = partial(_trailing_scale, dims=len(shape), normalize=None)
     saved = [input] if call.is_managed(affine[0]) else []
     uses = [(affine[0], scale), (affine[1], shift)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - len(shape))
@@ -184,13 +184,12 @@ def _watch_channels(
 
 
 def _trailing_scale(
-    layout: Layout, grad: Tensor, input: Tensor, *, dims: int, normalize: Normalize
+    layout: Layout, grad: Tensor, *inputs: Tensor, dims: int, normalize: Normalize | None
 ) -> Factor:
-    return Dense(layout.split(to_float32(grad) * normalize(to_float32(input)), dims).sum(1))
-
-
-def _trailing_shift(layout: Layout, grad: Tensor, *_: Tensor, dims: int) -> Factor:
-    return Dense(layout.split(to_float32(grad), dims).sum(1))
+    """Of the scale, or of the shift if nothing normalizes."""
+    grad = to_float32(grad)
+    products = grad if normalize is None else grad * normalize(to_float32(inputs[0]))
+    return Dense(layout.split(products, dims).sum(1))
 
 
 def _channel_scale(layout: Layout, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.capture.model_state import BufferWatch
+from quietgrad.capture.parameters import BufferWatch
 from quietgrad.engine import engine as engine_module
 
 SPENT: Counter[str] = Counter()

@@ -50,13 +50,18 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """What an object has in its ``__slots__`` and its ``__dict__``; nothing of modules and code."""
     if isinstance(value, _OPAQUE):
         return {}
-    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
+    slots = {name: getattr(value, name) for name in slots_of(value) if hasattr(value, name)}
     return slots | getattr(value, "__dict__", {})
 
 
+def slots_of(value: Any) -> tuple[str, ...]:
+    """The attributes that an instance of a class of Python holds outside of a ``__dict__``."""
+    kind: Any = type(value)
+    return _slots_of(kind)
+
+
 @cache
-def slots_of(kind: Any) -> tuple[str, ...]:
-    """The attributes that instances of classes of Python hold outside of a ``__dict__``."""
+def _slots_of(kind: Any) -> tuple[str, ...]:
     slotted = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
     named = [(name, slot) for base in slotted for name, slot in base.items()]
     return tuple(name for name, slot in named if isinstance(slot, MemberDescriptorType))
@@ -145,11 +150,11 @@ def leaves(node: Node) -> Iterator[Tensor]:
 # -- replaced samples ----------------------------------------------------------------------------
 
 
-def split_samples(count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random halves, as masks, such that any two samples are on different sides of some split."""
+def split_samples(count: int, *, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    """Halves, as masks, such that any two samples are on different sides of some split."""
     generator = torch.Generator()
     generator.seed()
-    codes = torch.randperm(count, generator=generator)
+    codes = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
     for bit in range(math.ceil(math.log2(count))):
         half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
         yield half, ~half
@@ -179,8 +184,8 @@ def is_same(one: Any, other: Any) -> bool:
     """Whether two values, or structures of values, arrays and tensors, are equal, NaN and all."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return is_equal(one, other)
-    if type(one) is not type(other):
-        return False
+    if one is other or type(one) is not type(other):
+        return one is other
     if isinstance(one, np.ndarray):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return bool(alike and one.tobytes() == other.tobytes())
@@ -188,7 +193,7 @@ def is_same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(is_same, one, other))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if hasattr(one, "__dict__"):
+    if hasattr(one, "__dict__") and not isinstance(one, (str, int, float)):
         return is_same(vars(one), vars(other))
     return bool(one == other or one != one)
 

@@ -37,7 +37,7 @@ from quietgrad.capture.refusals import raw_data_refusal
 from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from quietgrad.capture.verification import CallOutcome, ModelCall
+    from quietgrad.capture.verification import ModelCall
 
 Splits = Sequence[tuple[Tensor, Tensor]]
 
@@ -77,14 +77,17 @@ class _Examination:
 
     def complaint(self, splits: Splits) -> QuietgradError | None:
         """What is wrong with the model, if anything is."""
-        before = self.call.repeat(self.layout.select(torch.arange(self.layout.batch)))
+        unchanged = self.layout.select(torch.arange(self.layout.batch))
+        before, buffers = self.call.repeat(unchanged)
         for kept in (half for halves in splits for half in halves):
-            after = self.call.repeat(self.layout.select(replace_others(kept)))
-            _check_buffers(before, after)
+            after, written = self.call.repeat(self.layout.select(replace_others(kept)))
+            for name, value in buffers.items():
+                if name in written and not agree(value, written[name]):
+                    raise raw_data_refusal(name)
             rest = kept.nonzero().flatten()
-            if not self._comparison(len(kept), rest, rest).holds(before.returned, after.returned):
+            if not self._comparison(len(kept), rest, rest).holds(before, after):
                 return _mixed(self._kind)
-        if not self._is_verifiable(before.returned):
+        if not self._is_verifiable(before):
             return _nothing_to_compare(self._kind)
         return self._complaint_of_places(evaluating=True) or self._complaint_of_places(
             evaluating=False
@@ -128,7 +131,7 @@ class _Examination:
 
     def _run(self, samples: Tensor, evaluating: bool, seed: int) -> Node:
         chosen = self.layout.select(samples)
-        return self.call.repeat(chosen, evaluating=evaluating, seed=seed).returned
+        return self.call.repeat(chosen, evaluating=evaluating, seed=seed)[0]
 
     def _is_rearranged(self, before: Node, after: Node, samples: Tensor) -> bool:
         """Whether a run with these samples gave what all together gave for each of them."""
@@ -148,12 +151,6 @@ class _Examination:
     @property
     def _kind(self) -> str:
         return type(self.call.model).__name__
-
-
-def _check_buffers(before: CallOutcome, after: CallOutcome) -> None:
-    for name, value in before.buffers.items():
-        if name in after.buffers and not agree(value, after.buffers[name]):
-            raise raw_data_refusal(name)
 
 
 def _mixed(kind: str) -> QuietgradError:

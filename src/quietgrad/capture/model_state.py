@@ -1,4 +1,4 @@
-"""What a model holds besides trainable parameters: attributes, buffers and generators.
+"""What a model holds in attributes of its modules: counters, caches, arrays, generators.
 
 One walker finds it. Repeats of a forward put it back, and data that a forward left in it is
 refused. Closures, iterators and open files are not looked into.
@@ -13,16 +13,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from quietgrad.capture.compare import attributes_of, is_equal, slots_of
+from quietgrad.capture.compare import attributes_of, slots_of
+from quietgrad.factors.base import version_of
 
 _OTHERS = frozenset(vars(nn.Module()))  # parameters, buffers, children, hooks, the mode
 _SIMPLE = (bool, int, float, str, type(None), np.generic)
@@ -32,7 +32,7 @@ _NUMBERS = (float, np.floating, np.ndarray, bytearray, array)
 _CLOSED = (Tensor, np.ndarray, Dataset, DataLoader, logging.Logger)
 _OWN = ("quietgrad.engine", "quietgrad.capture")
 _DEEPEST = 6
-_MOST_COMPARED = 2**16  # entries of an array or a buffer; above, their identity and torch's count
+_MOST_COMPARED = 2**16  # entries of an array; above, only its identity is
 
 Restore = Callable[[], object]
 
@@ -125,7 +125,7 @@ class AttributeWatch:
 def _mark(value: Any) -> Any:
     """What tells later whether it is still the same."""
     if isinstance(value, Tensor):
-        return _Same(value), _version(value)
+        return _Same(value), version_of(value)
     if isinstance(value, np.ndarray):
         return _Same(value), value.tobytes() if value.size <= _MOST_COMPARED else b""
     if isinstance(value, (bytearray, array)):
@@ -143,10 +143,6 @@ class _Same:
         return isinstance(other, _Same) and self._value is other._value
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 # -- what a repeat of the forward puts back ------------------------------------------------------
@@ -169,22 +165,36 @@ def mark_repeating() -> Iterator[None]:
         _IS_REPEATING.reset(token)
 
 
+class ModelState:
+    """All that a model holds besides parameters, as it is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        held = [*(b for b in model.buffers()), *(value for _, value in walk_attributes(model))]
+        self._restores: list[Restore] = [
+            *(partial(_restore_module, module, dict(vars(module))) for module in modules),
+            *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),
+            *(restore for value in held for restore in _keep(value)),
+        ]
+
+    def restore(self) -> None:
+        """Put back what has changed."""
+        for restore in self._restores:
+            restore()
+
+
 @contextmanager
-def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Runs of the model in here, without gradients, leave all that it holds as it was."""
-    restores: list[Restore] = []
-    for module in model.modules():
-        restores += [partial(_restore_module, module, dict(vars(module)))]
-        buffers = dict(module._buffers)
-        restores += [partial(_restore_mapping, module._buffers, buffers)]
-        restores += [r for buffer in buffers.values() if buffer is not None for r in _keep(buffer)]
-    restores += [restore for _, value in walk_attributes(model) for restore in _keep(value)]
+def preserve_state(model: nn.Module, state: ModelState | None = None) -> Iterator[None]:
+    """Runs of the model in here, without gradients, leave all that it holds as it was.
+
+    ``state`` is the model's present one, where it is known.
+    """
+    state = state or ModelState(model)
     try:
         with torch.no_grad(), preserve_randomness():
             yield
     finally:
-        for restore in restores:
-            restore()
+        state.restore()
 
 
 @contextmanager
@@ -302,7 +312,7 @@ def _restore_attributes(value: Any, held: dict[str, Any]) -> None:
     now = attributes_of(value)
     if _same_objects(now, held) and _same_objects(now.values(), held.values()):
         return
-    slots = slots_of(type(value))
+    slots = slots_of(value)
     for name in now.keys() - held.keys():
         if name in slots:
             object.__delattr__(value, name)
@@ -318,129 +328,3 @@ def _restore_attributes(value: Any, held: dict[str, Any]) -> None:
 def _same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
     ones, rest = list(some), list(others)
     return len(ones) == len(rest) and all(a is b for a, b in zip(ones, rest, strict=True))
-
-
-# -- buffers -------------------------------------------------------------------------------------
-class _Place(NamedTuple):
-    """Where a buffer or a parameter is registered."""
-
-    module: nn.Module
-    attribute: str
-    path: str
-    holder: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A buffer as it was when the samples were handed out, or when a write was last approved."""
-
-    place: _Place
-    buffer: Tensor
-    version: int
-    value: Tensor | None
-
-    @staticmethod
-    def now(place: _Place, buffer: Tensor) -> _Seen:
-        value = buffer.detach().clone() if _is_compared(buffer) else None
-        return _Seen(place, buffer, _version(buffer), value)
-
-    @property
-    def is_unchanged(self) -> bool:
-        same_value = self.value is None or is_equal(self.value, self.buffer)
-        return same_value and self.version == _version(self.buffer)
-
-    def put_back(self) -> None:
-        """Undo the change, where the value before it is known."""
-        self.place.holder[self.place.attribute] = self.buffer
-        if self.value is not None:
-            with torch.no_grad():
-                self.buffer.resize_(self.value.shape).copy_(self.value)
-
-
-class BufferWatch:
-    """Finds the buffers that were written by a route that no operation on tensors shows.
-
-    Operations are judged while they run (``refusals``). This is for what goes around them:
-    ``.data``, numpy, code that torch compiled, a forward without gradients. Torch counts the writes
-    to a tensor; small buffers on the CPU are compared entry by entry too, since an array of numpy
-    that shares their memory is not counted.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.named_modules())
-        self._seen: dict[tuple[nn.Module, str], _Seen] = {}
-        self._names: dict[int, str] = {}
-
-    def begin(self) -> None:
-        """Samples are handed out: from here on, changes must be accounted for."""
-        before, self._seen = self._seen, {}
-        for place, buffer in self._held():
-            key = place.module, place.attribute
-            seen = before.get(key)
-            if seen is None or seen.buffer is not buffer or not seen.is_unchanged:
-                seen = _Seen.now(place, buffer)
-            self._seen[key] = seen
-        named = {_address(seen.buffer): seen.place.name for seen in self._seen.values()}
-        self._names = {address: name for address, name in named.items() if address}
-
-    def name_at(self, address: int) -> str | None:
-        """The buffer whose memory begins there."""
-        return self._names.get(address)
-
-    @contextmanager
-    def writing(self, written: Iterable[Tensor]) -> Iterator[None]:
-        """A write that was judged happens in here. What went unseen before it stays in view."""
-        addresses = {_address(tensor) for tensor in written} & set(self._names)
-        approved = [
-            key
-            for key, seen in (self._seen.items() if addresses else ())
-            if _address(seen.buffer) in addresses and seen.is_unchanged
-        ]
-        yield
-        for key in approved:
-            seen = self._seen[key]
-            self._seen[key] = _Seen.now(seen.place, seen.buffer)
-
-    def find_changed(self, is_constant: Callable[[Tensor], bool]) -> str | None:
-        """The name of what was written or replaced unseen, and is put back; None if nothing was.
-
-        Args:
-            is_constant: tells whether a tensor is known to hold nothing of the samples: such a one
-                may take the place of another.
-        """
-        first: str | None = None
-        for place, buffer in list(self._held()):
-            seen = self._seen.get((place.module, place.attribute))
-            if seen is not None and seen.buffer is buffer:
-                fine = seen.is_unchanged
-            else:
-                fine = isinstance(buffer, nn.Parameter) or is_constant(buffer)
-            if not fine:
-                first = first or place.name
-                if seen is not None:
-                    seen.put_back()
-                else:
-                    del place.holder[place.attribute]
-        return first
-
-    def _held(self) -> Iterator[tuple[_Place, Tensor]]:
-        for path, module in self._modules:
-            for holder in (module._buffers, module._parameters):
-                for attribute, held in holder.items():
-                    # Weights in training are the user's to load: what data may write to them while
-                    # a forward runs is judged there.
-                    if held is not None and not held.requires_grad:
-                        yield _Place(module, attribute, path, holder), held
-
-
-def _is_compared(buffer: Tensor) -> bool:
-    is_plain = buffer.layout is torch.strided and not buffer.is_quantized
-    return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

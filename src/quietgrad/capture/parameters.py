@@ -1,22 +1,24 @@
-"""What a tensor is: a trainable parameter, computed from such alone, a constant, or data."""
+"""What a tensor is: a trainable parameter, computed from such alone, a buffer, a constant, data."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import tensors_in
-from quietgrad.capture.model_state import BufferWatch
+from quietgrad.capture.compare import is_equal, tensors_in
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, version_of
 from quietgrad.factors.pullback import Pullback, Pulled
 
 MakeFactor = Callable[..., Factor]
+
+_MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
 
 
 class Target(Protocol):
@@ -176,6 +178,131 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
         name: first.setdefault(id(parameter), name)
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
+
+
+class _Place(NamedTuple):
+    """Where a buffer or a parameter is registered."""
+
+    module: nn.Module
+    attribute: str
+    path: str
+    holder: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A buffer as it was when the samples were handed out, or when a write was last approved."""
+
+    place: _Place
+    buffer: Tensor
+    version: int
+    value: Tensor | None
+
+    @staticmethod
+    def now(place: _Place, buffer: Tensor) -> _Seen:
+        value = buffer.detach().clone() if _is_compared(buffer) else None
+        return _Seen(place, buffer, version_of(buffer), value)
+
+    @property
+    def is_unchanged(self) -> bool:
+        same_version = self.version == version_of(self.buffer)
+        return same_version and (self.value is None or is_equal(self.value, self.buffer))
+
+    def put_back(self) -> None:
+        """Undo the change, where the value before it is known."""
+        self.place.holder[self.place.attribute] = self.buffer
+        if self.value is not None:
+            with torch.no_grad():
+                self.buffer.resize_(self.value.shape).copy_(self.value)
+
+
+class BufferWatch:
+    """Finds the buffers that were written by a route that no operation on tensors shows.
+
+    Operations are judged while they run (``refusals``). This is for what goes around them:
+    ``.data``, numpy, code that torch compiled, a forward without gradients. Torch counts the writes
+    to a tensor; small buffers on the CPU are compared entry by entry too, since an array of numpy
+    that shares their memory is not counted.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.named_modules())
+        self._seen: dict[tuple[nn.Module, str], _Seen] = {}
+        self._names: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """Samples are handed out: from here on, changes must be accounted for."""
+        before, self._seen = self._seen, {}
+        for place, buffer in self._held():
+            key = place.module, place.attribute
+            seen = before.get(key)
+            if seen is None or seen.buffer is not buffer or not seen.is_unchanged:
+                seen = _Seen.now(place, buffer)
+            self._seen[key] = seen
+        named = {_address(seen.buffer): seen.place.name for seen in self._seen.values()}
+        self._names = {address: name for address, name in named.items() if address}
+
+    def name_at(self, address: int) -> str | None:
+        """The buffer whose memory begins there."""
+        return self._names.get(address)
+
+    @contextmanager
+    def writing(self, written: Iterable[Tensor]) -> Iterator[None]:
+        """A write that was judged happens in here. What went unseen before it stays in view."""
+        addresses = {_address(tensor) for tensor in written} & set(self._names)
+        approved = [
+            key
+            for key, seen in (self._seen.items() if addresses else ())
+            if _address(seen.buffer) in addresses and seen.is_unchanged
+        ]
+        yield
+        for key in approved:
+            seen = self._seen[key]
+            self._seen[key] = _Seen.now(seen.place, seen.buffer)
+
+    def find_changed(self, is_constant: Callable[[Tensor], bool]) -> str | None:
+        """The name of what was written or replaced unseen, and is put back; None if nothing was.
+
+        Args:
+            is_constant: tells whether a tensor is known to hold nothing of the samples: such a one
+                may take the place of another.
+        """
+        first: str | None = None
+        for place, buffer in list(self._held()):
+            seen = self._seen.get((place.module, place.attribute))
+            if seen is not None and seen.buffer is buffer:
+                fine = seen.is_unchanged
+            else:
+                fine = isinstance(buffer, nn.Parameter) or is_constant(buffer)
+            if not fine:
+                first = first or place.name
+                if seen is not None:
+                    seen.put_back()
+                else:
+                    del place.holder[place.attribute]
+        return first
+
+    def _held(self) -> Iterator[tuple[_Place, Tensor]]:
+        for path, module in self._modules:
+            for holder in (module._buffers, module._parameters):
+                for attribute, held in holder.items():
+                    # Weights in training are the user's to load: what data may write to them while
+                    # a forward runs is judged there.
+                    if held is not None and not held.requires_grad:
+                        yield _Place(module, attribute, path, holder), held
+
+
+def _is_compared(buffer: Tensor) -> bool:
+    is_plain = buffer.layout is torch.strided and not buffer.is_quantized
+    return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 class Provenance:

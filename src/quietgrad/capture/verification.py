@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import Node, parse_output, split_samples, tensors_in
 from quietgrad.capture.independence import check_independence
-from quietgrad.capture.model_state import mark_repeating, preserve_state, seed_all
+from quietgrad.capture.model_state import ModelState, mark_repeating, preserve_state, seed_all
 from quietgrad.errors import EscapedGradientError, SampleMixingError
 
 if TYPE_CHECKING:
@@ -31,16 +31,14 @@ _SELECTIONS = tuple(
 _NEAR_ZERO = 1e-2
 
 
-@dataclass(frozen=True)
-class GraphSummary:
-    """What kinds of nodes a graph has and how they follow each other, whatever their number."""
-
-    links: frozenset[tuple[str, ...]]
-    selects_rows: bool
+Links = frozenset[tuple[str, ...]]
+"""What kinds of nodes a graph has and how they follow each other, whatever their number."""
 
 
-def summarize(losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str]) -> GraphSummary:
-    """Walk the graph; refuse it if an ordinary gradient would reach a parameter."""
+def summarize_graph(
+    losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str]
+) -> tuple[Links, bool]:
+    """Its links, and whether it selects rows; refused if a parameter would get a gradient."""
     links: set[tuple[str, ...]] = set()
     selects = False
     for node in _nodes(losses):
@@ -48,7 +46,7 @@ def summarize(losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str
         children = [child for child, _ in node.next_functions if child is not None]
         links.add((_label(node, batch), *(_label(child, batch) for child in children)))
         selects = selects or (type(node).__name__.startswith(_SELECTIONS) and not _keeps_rows(node))
-    return GraphSummary(frozenset(links), selects)
+    return frozenset(links), selects
 
 
 def _nodes(losses: Tensor) -> Iterator[Any]:
@@ -116,8 +114,8 @@ class Verifier:
         pick others each time, one random split is probed each time. A verifier that is not
         thorough only settles layouts.
         """
-        graph = summarize(losses, tape.batch, self._describe)
-        kind = (frozenset(tape.functions), graph.links)
+        links, selects_rows = summarize_graph(losses, tape.batch, self._describe)
+        kind = (frozenset(tape.functions), links)
         if tape.batch == 1:
             return
         if not self._thorough:
@@ -127,8 +125,9 @@ class Verifier:
             with self._paused():
                 for call in tape.calls:
                     check_independence(call, list(split_samples(tape.batch)))
+            tape.calls.clear()  # and what they hold of the model's state
             self._known.add(kind)
-        elif graph.selects_rows:
+        elif selects_rows:
             for half in next(split_samples(tape.batch)):
                 tape.probe(losses, half.to(losses.device))
 
@@ -170,14 +169,6 @@ def _check_additive(
 
 
 @dataclass(frozen=True)
-class CallOutcome:
-    """What a run gave, and the buffers as it left them."""
-
-    returned: Node
-    buffers: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
 class ModelCall:
     """One call of a model (or of a part of it, by the user), to be repeated with other samples."""
 
@@ -205,22 +196,32 @@ class ModelCall:
 
     def repeat(
         self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int | None = None
-    ) -> CallOutcome:
-        """Run it with what ``choose`` makes of its arguments, as in training or in evaluation.
+    ) -> tuple[Node, dict[str, Tensor]]:
+        """What it returns with what ``choose`` makes of its arguments, and the buffers after it.
 
         Parameters that are still all but zero get random values: mixing would hide behind them.
         ``seed`` is for all generators; by default they go on from where they are, in every run.
         """
         args, kwargs = choose((self.args, self.kwargs))
         precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
-        with preserve_state(self.model), precision, self._randomized(), mark_repeating():
+        with (
+            preserve_state(self.model, self._state),
+            precision,
+            self._randomized(),
+            mark_repeating(),
+        ):
             if evaluating:
                 self.model.eval()
             if seed is not None:
                 seed_all(self.model, seed)
             outputs = self.model(*args, **kwargs)
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        return CallOutcome(parse_output(outputs), buffers)
+        return parse_output(outputs), buffers
+
+    @cached_property
+    def _state(self) -> ModelState:
+        """Found once: every run puts it back."""
+        return ModelState(self.model)
 
     @contextmanager
     def _randomized(self) -> Iterator[None]:

@@ -110,7 +110,7 @@ class Stamp:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._seen = [(tensor, _version(tensor)) for tensor in tensors]
+        self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
         self._contents: list[Tensor] | None = None
 
     def seal(self) -> None:
@@ -119,7 +119,7 @@ class Stamp:
 
     def differs(self) -> bool:
         """Whether one of them has been written to."""
-        if any(_version(tensor) != version for tensor, version in self._seen):
+        if any(version_of(tensor) != version for tensor, version in self._seen):
             return True
         if self._contents is None:
             return False
@@ -154,7 +154,8 @@ def _content(tensor: Tensor) -> Tensor:
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """How often torch has seen it written to."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,12 @@ class Geometry:
     output_padding: Sizes
     groups: int
     transposed: bool
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All but the groups, in the order in which torch takes them."""
+        sizes = self.stride, self.padding, self.dilation
+        return *sizes, self.transposed, self.output_padding
 
 
 class Conv(TensorFactor):
@@ -176,18 +183,9 @@ def _weight_gradient(
     inputs, grads = _plainly_laid_out(inputs), _plainly_laid_out(grads)
     weight = inputs.new_empty(1).expand(shape)  # only its shape is read
     gradient: Tensor
+    which = (False, True, False)
     _, gradient, _ = torch.ops.aten.convolution_backward(
-        grads,
-        inputs,
-        weight,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        geometry.transposed,
-        geometry.output_padding,
-        groups,
-        (False, True, False),
+        grads, inputs, weight, None, *geometry.arguments, groups, which
     )
     return gradient
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from quietgrad.capture.compare import tensors_in
+from quietgrad.capture.compare import split_samples, tensors_in
 from quietgrad.errors import QuietgradError
 from quietgrad.inspection.determinism import KEYS
 from quietgrad.inspection.report import Finding, Severity, draws_differ, fault, listed, named
@@ -164,7 +164,8 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
     for start in range(0, subject.count, size):
         some = order[start : start + size]
         yield SampleChange.replacing(subject, {place: stand_ins[place] for place in some})
-    halves = list(_halves(subject.count))
+    masks = [mask for pair in split_samples(subject.count, shuffle=False) for mask in pair]
+    halves = [mask.nonzero().flatten().tolist() for mask in masks]
     for half in halves:
         other = min(set(subject.everyone) - set(half))
         yield SampleChange.replacing(subject, dict.fromkeys(half, other))
@@ -174,13 +175,6 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
     for half in halves:
         if subject.count - len(half) > 1:  # of one sample alone, exactness knows more
             yield SampleChange.removing(subject, half)
-
-
-def _halves(count: int) -> Iterator[list[int]]:
-    """Sets of places: of any two places there is one that has the first and not the second."""
-    for bit in range((count - 1).bit_length()):
-        for digit in (1, 0):
-            yield [place for place in range(count) if place >> bit & 1 == digit]
 
 
 def _mixed(subject: Subject, change: SampleChange) -> Finding:

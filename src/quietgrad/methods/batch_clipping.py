@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -144,8 +143,11 @@ class BatchClipping:
         """The network's outputs for the private samples, each beside public features."""
         self._install(model)
         rows = self._beside_public(samples)
-        with self._running():
+        self._is_running = True
+        try:
             outputs = model(rows)
+        finally:
+            self._is_running = False
         if not isinstance(outputs, Tensor) or len(outputs) != len(rows):
             shape = f"one of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else ""
             found = shape or type(outputs).__name__
@@ -216,14 +218,6 @@ class BatchClipping:
         for path, module in find_batch_norms(model).items():
             is_allowed = partial(getattr, self, "_is_running")
             vars(module)["forward"] = Statistics(module, path, 1 + self.p, is_allowed)
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._is_running = True
-        try:
-            yield
-        finally:
-            self._is_running = False
 
 
 def _refuse_bytes(what: str, tensor: Tensor) -> None:

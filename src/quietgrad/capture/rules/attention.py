@@ -100,7 +100,9 @@ def _mask(
     for mask in (attention, padding):
         if mask is None:
             continue
-        addend = _as_addend(mask, query.dtype)
+        addend = mask.to(query.dtype)
+        if mask.dtype == torch.bool:
+            addend = torch.zeros_like(addend).masked_fill(mask, -math.inf)
         addend = F.pad(addend, (0, key.shape[2] - addend.shape[-1]))
         if mask is padding:
             addend = addend.view(batch, 1, 1, -1)
@@ -108,9 +110,3 @@ def _mask(
             addend = addend.view(batch, heads, steps, -1)
         total = addend if total is None else total + addend
     return total
-
-
-def _as_addend(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)

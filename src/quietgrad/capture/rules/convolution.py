@@ -52,14 +52,9 @@ def transposed_convolution(
 ) -> Tensor:
     """A transposed convolution."""
     dims = weight.ndim - 2
-    geometry = Geometry(
-        _each(stride, dims),
-        _each(padding, dims),
-        _each(dilation, dims),
-        _each(output_padding, dims),
-        groups,
-        transposed=True,
-    )
+    outside = _each(output_padding, dims)
+    sizes = _each(stride, dims), _each(padding, dims), _each(dilation, dims), outside
+    geometry = Geometry(*sizes, groups, transposed=True)
     return _convolve(call, input, weight, bias, geometry)
 
 
@@ -74,17 +69,9 @@ def _convolve(
         )
     if input.ndim == weight.ndim - 1:
         return _convolve(call, input.unsqueeze(0), weight, bias, geometry).squeeze(0)
-    output = torch.convolution(
-        input,
-        call.value(weight),
-        call.value(bias),
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        geometry.transposed,
-        geometry.output_padding,
-        geometry.groups,
-    )
+    values = call.value(weight), call.value(bias)
+    convolve: Any = torch.convolution
+    output = convolve(input, *values, *geometry.arguments, geometry.groups)
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
     kernel = partial(_kernel_factor, shape=weight.shape, geometry=geometry)
     return call.watch(output, [(weight, kernel), (bias, sum_channels)], saved=saved, dims=1)

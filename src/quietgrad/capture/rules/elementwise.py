@@ -32,18 +32,12 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     return call.function(*args, **kwargs)
 
 
-@rule(torch.masked_fill, Tensor.masked_fill)
+@rule(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
 def masked_fill(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """A scalar parameter written wherever the mask says so."""
+    """A scalar parameter written wherever the mask says so, into the data itself or not."""
     with call.recapture():
-        return torch.where(mask, value, input)
-
-
-@rule(Tensor.masked_fill_)
-def masked_fill_in_place(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """The same, into the data itself."""
-    with call.recapture():
-        return input.copy_(torch.where(mask, value, input))
+        filled = torch.where(mask, value, input)
+        return input.copy_(filled) if call.writes_in_place else filled
 
 
 @rule(*variants("cat concat concatenate stack hstack vstack".split()))

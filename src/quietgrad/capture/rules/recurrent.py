@@ -292,8 +292,12 @@ def _run_direction(
     projected = linear(call, sequence, w_ih, b_ih, label=f"{index} input")
     inputs = projected.flip(0) if reverse else projected
     if projection is None and _is_plain(call, projected, w_hh, b_hh):
-        outputs, final = _recur(call, kind, inputs, state, w_hh, b_hh, f"{index} hidden")
-        return outputs.flip(0) if reverse else outputs, final
+        uses: Uses = [(w_hh, weight_factor), (b_hh, bias_factor)]
+        site = call.site(uses, inputs.shape, dims=2, label=f"{index} hidden")
+        apply: Any = _Recurrence.apply
+        values = call.value(w_hh), call.value(b_hh)
+        outputs, *cells = apply(kind, inputs, call.token, site, *values, *state)
+        return outputs.flip(0) if reverse else outputs, (outputs[-1], *cells)
     steps: list[Tensor] = []
     for gates in inputs.unbind(0):
         state = step(gates, lambda h: linear(call, h, w_hh, b_hh, label=f"{index} hidden"), state)
@@ -308,23 +312,6 @@ def _is_plain(call: Call, projected: Tensor, *weights: Tensor | None) -> bool:
     """Whether one function can run all steps: in one precision, with weights that are no data."""
     values = [call.value(weight) for weight in weights if weight is not None]
     return not any(v.requires_grad or v.dtype != projected.dtype for v in values)
-
-
-def _recur(
-    call: Call,
-    kind: Kind,
-    projected: Tensor,
-    state: State,
-    weight: Tensor,
-    bias: Tensor | None,
-    label: str,
-) -> tuple[Tensor, State]:
-    uses: Uses = [(weight, weight_factor), (bias, bias_factor)]
-    site = call.site(uses, projected.shape, dims=2, label=label)
-    values = call.value(weight), call.value(bias)
-    apply: Any = _Recurrence.apply
-    hidden, *cells = apply(kind, projected, call.token, site, *values, *state)
-    return hidden, (hidden[-1], *cells)
 
 
 def _as_data(call: Call, state: State) -> State:

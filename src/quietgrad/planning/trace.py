@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from quietgrad.capture.compare import tensors_in
 from quietgrad.capture.model_state import preserve_randomness
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
-from quietgrad.capture.compare import tensors_in
 from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import Combined
 from quietgrad.factors.conv import Conv

@@ -20,6 +20,11 @@ def run(*arguments: str, columns: int = 120, program: Command = main) -> Result:
     return CliRunner().invoke(program, list(arguments), env={"COLUMNS": str(columns)})
 
 
+def train(*arguments: object) -> Result:
+    """`quietgrad train digits`."""
+    return run("train", "digits", *map(str, arguments))
+
+
 def run_json(*arguments: str, program: Command = main) -> dict:
     """The one object on stdout; fails if anything else is there, or if it is not strict JSON."""
     result = run(*arguments, "--json", program=program)

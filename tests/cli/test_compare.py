@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from quietgrad import accounting, recipes
 from quietgrad.cli import main
-from quietgrad.cli.trials import changes, is_beside_papers, told
+from quietgrad.cli.trials import changes, describe_changes, is_beside_papers
 
 from .helpers import run, run_json, text_of
 
@@ -143,7 +143,7 @@ def test_a_recipe_as_it_is_has_no_changes():
         assert changes(recipe) == {}
         assert changes(recipe.changed(clipping="abadi")) == {}
         assert changes(recipe.changed(physical_batch_size=1, noise="fast")) == {}
-    assert told({}, smoke=False) == ""
+    assert describe_changes({}, smoke=False) == ""
 
 
 @pytest.mark.parametrize(

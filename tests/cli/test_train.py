@@ -2,17 +2,13 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from quietgrad import __version__
-from quietgrad.cli import main
+
+from .helpers import run
 
 QUICK = ["train", "digits", "--epochs", "1", "--seed", "0", "--baseline"]
 SMALL = [*QUICK, "--smoke", "--accountant", "rdp"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(arguments))
 
 
 def test_version():

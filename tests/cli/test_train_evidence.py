@@ -5,20 +5,12 @@ import shutil
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from quietgrad.accounting import Ledger
-from quietgrad.cli import main
+
+from .helpers import text_of, train
 
 SMALL = ["--smoke", "--accountant", "rdp", "--json"]
-
-
-def train(*arguments):
-    return CliRunner().invoke(main, ["train", "digits", *map(str, arguments)])
-
-
-def text(result):
-    return " ".join(result.output.split())
 
 
 def content(folder):
@@ -43,7 +35,7 @@ def refused(folder, *messages):
     result = train("--out", folder, "--resume", "--json")
     assert result.exit_code == 2, result.output
     for message in messages:
-        assert message in text(result)
+        assert message in text_of(result)
     assert content(folder) == before
 
 

@@ -11,22 +11,18 @@ import time
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from quietgrad.cli import main
 from quietgrad.runs.folder import Checkpointer
+
+from .helpers import train
 
 SMALL = ["--smoke", "--epochs", "2", "--accountant", "rdp", "--no-baseline"]
 QUICK = [*SMALL, "--seed", "0", "--json"]
 STEPS = 8
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["train", "digits", *map(str, arguments)])
-
-
 def report(*arguments):
-    result = run(*arguments)
+    result = train(*arguments)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["private"]
 
@@ -81,7 +77,7 @@ def test_the_folder_holds_configuration_ledger_and_checkpoint(finished):
 
 def test_files_of_others_are_not_overwritten(tmp_path):
     (tmp_path / "model.safetensors").write_text("mine")
-    result = run("--out", tmp_path, *QUICK)
+    result = train("--out", tmp_path, *QUICK)
     assert result.exit_code == 2
     assert "holds model.safetensors and no run" in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
@@ -99,7 +95,7 @@ def test_a_finished_run_is_not_trained_again(out, finished):
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(finished, tmp_path, monkeypatch):
     whole_folder, whole = finished
     _interrupt_after(monkeypatch, 5)
-    stopped = run("--out", tmp_path / "parts", *QUICK)
+    stopped = train("--out", tmp_path / "parts", *QUICK)
     monkeypatch.undo()
     assert stopped.exit_code == 130
     assert f"--out {tmp_path / 'parts'} --resume" in stopped.output
@@ -129,9 +125,9 @@ def test_steps_that_were_lost_end_a_run_early_with_a_plain_warning(tmp_path, mon
         self.save()
 
     monkeypatch.setattr(Checkpointer, "save_if_due", save)
-    assert run("--out", tmp_path / "run", *QUICK).exit_code == 130
+    assert train("--out", tmp_path / "run", *QUICK).exit_code == 130
     monkeypatch.undo()
-    resumed = run("--out", tmp_path / "run", "--resume", "--json")
+    resumed = train("--out", tmp_path / "run", "--resume", "--json")
     assert resumed.exit_code == 0
     assert json.loads(resumed.stdout)["private"]["steps"] == STEPS - 1
     (line,) = (line for line in resumed.stderr.splitlines() if "the budget is spent" in line)
@@ -140,7 +136,7 @@ def test_steps_that_were_lost_end_a_run_early_with_a_plain_warning(tmp_path, mon
 
 
 def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
-    result = run("--out", tmp_path / "new", "--resume", *SMALL)
+    result = train("--out", tmp_path / "new", "--resume", *SMALL)
     assert result.exit_code == 0
     assert "Nothing to resume" in result.output
 
@@ -156,7 +152,7 @@ def test_resume_in_an_empty_folder_begins_and_says_so(tmp_path):
 )
 def test_a_run_is_neither_overwritten_nor_changed(out, arguments, message):
     before = (out / "ledger.jsonl").read_bytes()
-    result = run("--out", out, *arguments)
+    result = train("--out", out, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert (out / "ledger.jsonl").read_bytes() == before
@@ -167,13 +163,13 @@ def test_a_run_may_be_resumed_with_the_values_it_has_anyway(out):
 
 
 def test_an_approximation_is_called_one_beside_its_figure():
-    result = run("--smoke", "--accountant", "gdp", "--no-baseline")
+    result = train("--smoke", "--accountant", "gdp", "--no-baseline")
     assert "(NOT a guarantee)" in result.output
     assert "The upper bound is" in " ".join(result.output.split())
 
 
 def test_resume_needs_a_folder():
-    result = run("--resume")
+    result = train("--resume")
     assert result.exit_code == 2
     assert "--resume needs --out" in result.output
 
@@ -181,7 +177,7 @@ def test_resume_needs_a_folder():
 def test_a_ledger_cut_in_half_goes_on_from_the_checkpoint(out):
     ledger = out / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])
-    result = run("--out", out, "--resume", *QUICK)
+    result = train("--out", out, "--resume", *QUICK)
     assert result.exit_code == 0
     assert "whole records were recovered" in result.stderr
     assert json.loads(result.stdout)["private"]["ledger_steps"] == STEPS
@@ -190,13 +186,13 @@ def test_a_ledger_cut_in_half_goes_on_from_the_checkpoint(out):
 def test_an_edited_ledger_is_refused(out):
     ledger = out / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"steps":1', '"steps":0', 1))
-    result = run("--out", out, "--resume", *QUICK)
+    result = train("--out", out, "--resume", *QUICK)
     assert result.exit_code == 2
     assert "line 2, was altered" in result.output
 
 
 def test_shuffled_batches_show_both_epsilons():
-    result = run(*SMALL, "--sampling", "shuffled", "--adjacency", "replace-one")
+    result = train(*SMALL, "--sampling", "shuffled", "--adjacency", "replace-one")
     assert result.exit_code == 0
     assert "Poisson sampling would have spent" in result.output
     assert "does not hold" in " ".join(result.output.split())
@@ -274,8 +270,8 @@ def test_twenty_kills(tmp_path):
 
 def test_a_baseline_stays_in_the_result_of_a_run_that_is_resumed(tmp_path):
     small = ["--smoke", "--accountant", "rdp", "--seed", "0", "--out", tmp_path / "run"]
-    assert run(*small, "--baseline").exit_code == 0
-    again = run(*small, "--resume")
+    assert train(*small, "--baseline").exit_code == 0
+    again = train(*small, "--resume")
     assert "finished: nothing is left to train" in again.output
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["non_private"] is not None

@@ -8,18 +8,14 @@ import signal
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from quietgrad import _files
-from quietgrad.cli import main
 from quietgrad.engine import PrivacyEngine
 from quietgrad.runs.folder import Checkpointer, MetricsFile, RunFolder
 
+from .helpers import run, train
+
 QUICK = ["--smoke", "--epochs", "2", "--seed", "0", "--accountant", "rdp", "--json"]
-
-
-def train(*arguments):
-    return CliRunner().invoke(main, ["train", "digits", *map(str, arguments)])
 
 
 def saved_steps(folder):
@@ -105,7 +101,7 @@ def test_ctrl_c_anywhere_is_told_to_the_shell_as_such(monkeypatch, place, comman
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, stop)
-    result = CliRunner().invoke(main, command)
+    result = run(*command)
     assert result.exit_code == 130
     assert says in result.output
 

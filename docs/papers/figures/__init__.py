@@ -1,6 +1,6 @@
 """The papers' figures that need no training, computed from the library's own functions.
 
-`picture(name)` computes one; `quietgrad.plots.panels_picture.panels_figure` draws it, and
+`picture(name)` computes one; `figures.panels.panels_figure` draws it, and
 `quietgrad figures` does both. A new figure is a module with a function `picture() -> Picture`, and
 one line here.
 """

@@ -37,7 +37,6 @@ _STYLES = {
     Severity.SKIPPED: "yellow",
     Severity.FAULT: "bold red",
 }
-_FAULTS_FOUND = 1
 
 
 @click.command()
@@ -76,7 +75,7 @@ def check(
         lambda console: _show(report, target, console, everything=everything),
         as_json=as_json,
     )
-    context.exit(0 if report.ok else _FAULTS_FOUND)
+    context.exit(0 if report.ok else 1)
 
 
 # What is checked: (model, batch, loss_fn) of the user. Its errors are shown where they arose.
@@ -204,20 +203,20 @@ def _show(report: Report, target: str, console: Console, *, everything: bool) ->
     if not report.ok:
         verdict = f"NOT {verdict}: {counted(len(report.faults), 'fault')}"
     on = f"{report.samples} samples, {report.seconds:.1f} s"
-    _print(escape(_wrapped(f"{target} is {verdict} ({on}).", console)), console)
+    _print(escape(_wrap(f"{target} is {verdict} ({on}).", console)), console)
 
 
 def _show_finding(finding: Finding, console: Console) -> None:
     word, name = _WORDS[finding.verdict], finding.check
     short = finding.verdict is Severity.OK
-    text = _wrapped(f"{word} {name}: {finding.what}" if short else f"{word} {name}", console)
+    text = _wrap(f"{word} {name}: {finding.what}" if short else f"{word} {name}", console)
     rest = escape(text.removeprefix(f"{word} {name}"))
     _print(f"[{_STYLES[finding.verdict]}]{word}[/] [bold]{name}[/]{rest}", console)
     for more in () if short else filter(None, (finding.what, finding.remedy)):
-        _print(escape(_wrapped(more, console, " " * 4)), console)
+        _print(escape(_wrap(more, console, " " * 4)), console)
 
 
-def _wrapped(text: str, console: Console, indent: str = "") -> str:
+def _wrap(text: str, console: Console, indent: str = "") -> str:
     """Lines as wide as the terminal. The console's own wrapping leaves blanks at their ends."""
     return fill(text, console.width, initial_indent=indent, subsequent_indent=indent)
 

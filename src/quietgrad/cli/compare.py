@@ -19,12 +19,12 @@ from quietgrad.cli.trials import (
     Interval,
     changes,
     conditions,
+    describe_changes,
     finish,
     interval,
     is_beside_papers,
     split_clippings,
     titled,
-    told,
     trial_options,
     variants_of,
 )
@@ -194,13 +194,13 @@ class CompareReport:
             "Seeded: these runs protect nobody. Choosing the best of them costs privacy as well"
             " (quietgrad tune-cost).",
         ]
-        if changed := self._told_changes():
+        if changed := self._describe_all_changes():
             notes.append(f"Changed from the recipe: {changed}.")
         if self._papers and not is_beside_papers(self._changed, smoke=self.smoke):
             notes.append("The papers' figures are not for these settings.")
         return notes + [f"Paper: {line}." for line in _sources(self._papers)]
 
-    def _told_changes(self) -> str:
+    def _describe_all_changes(self) -> str:
         """Those of all columns, and then those of single ones."""
         found = {c.name: changes(c.recipe) for c in self.columns if c.name != NOT_PRIVATE}
         common = {
@@ -208,9 +208,11 @@ class CompareReport:
             for name, pair in self._changed.items()
             if all(each.get(name) == pair for each in found.values())
         }
-        parts = [told(common, smoke=self.smoke)]
+        parts = [describe_changes(common, smoke=self.smoke)]
         for clipping, each in found.items():
-            if own := told({name: pair for name, pair in each.items() if name not in common}):
+            if own := describe_changes(
+                {name: pair for name, pair in each.items() if name not in common}
+            ):
                 parts.append(f"for {clipping}: {own}")
         return "; ".join(part for part in parts if part)
 

@@ -51,14 +51,9 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 class Display:
-    """One piece of work under way. Enter it to show the bar.
+    """One piece of work under way. Enter it to show the bar; a quiet console shows nothing.
 
-    Args:
-        console: where; a quiet one shows nothing.
-        name: of the work.
-        columns: of the bar; none for those of rich.
-        keep: leave the bar on the screen at the end.
-        task: as `rich.progress.Progress.add_task` takes it.
+    `keep` leaves the bar on the screen at the end, and `task` goes to rich's `add_task`.
     """
 
     def __init__(

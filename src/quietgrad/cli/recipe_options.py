@@ -79,7 +79,7 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _begun(context: click.Context, argument: click.Parameter, incomplete: str) -> list[str]:
+def _complete(context: click.Context, argument: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
@@ -95,7 +95,7 @@ def _not_auto(context: click.Context, option: click.Parameter, value: str | None
     return value
 
 
-_RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=_begun)
+_RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=_complete)
 # Named as the recipe's fields; one that is left out keeps the recipe's value.
 _SETTINGS = (
     click.option("--epsilon", type=float, help="Target epsilon of the training."),

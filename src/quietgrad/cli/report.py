@@ -11,8 +11,6 @@ from quietgrad.report.assess import statement_of_folder
 from quietgrad.report.evidence import read_audit
 from quietgrad.report.html import default_place, write
 
-_NOTHING_PROMISED = 1
-
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -56,4 +54,4 @@ def report(
         say(console, *lines)
 
     print_result(statement.as_dict(), show, as_json=as_json)
-    click.get_current_context().exit(0 if verdict.holds else _NOTHING_PROMISED)
+    click.get_current_context().exit(0 if verdict.holds else 1)

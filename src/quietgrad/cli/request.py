@@ -86,7 +86,7 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
             f"{out} holds a run already: add --resume to resume it, or choose another folder"
         )
     if folder.has_run:
-        return _resumed(asked, folder)
+        return _resume(asked, folder)
     recipe = asked.resolved()
     folder.require_free()
     initial_seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -103,7 +103,7 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
     )
 
 
-def _resumed(asked: RequestedOptions, folder: RunFolder) -> Request:
+def _resume(asked: RequestedOptions, folder: RunFolder) -> Request:
     config = folder.config
     for field, kind in _CONFIG.items():
         if field not in config or not isinstance(config[field], kind):

@@ -24,11 +24,11 @@ from quietgrad.cli.trials import (
     Changes,
     changes,
     conditions,
+    describe_changes,
     finish,
     interval,
     split_clippings,
     titled,
-    told,
     trial_options,
     variants_of,
 )
@@ -94,7 +94,7 @@ def sweep(
             require_matplotlib()
         variants = variants_of(asked, names)
         chosen = list(variants.values())
-        axes = axes_of(over, chosen[0].settings)
+        axes = parse_axes(over, chosen[0].settings)
         for variant, axis in itertools.product(chosen, axes):
             for value in axis.values:  # refuses what is not possible
                 _ = variant.changed(**{axis.field: value}).settings.engine_options
@@ -142,19 +142,19 @@ class Axis:
         return _FIELDS[self.name]
 
 
-def axes_of(over: Sequence[str], settings: Settings) -> list[Axis]:
+def parse_axes(over: Sequence[str], settings: Settings) -> list[Axis]:
     """What `--over` asks for: `lr,radius`, or `lr=0.1,0.2,0.4` for values of one's own.
 
     Raises:
         ValueError: it is not understood, or there are more than two.
     """
-    axes = [axis for part in over for axis in _parsed(part, settings)]
+    axes = [axis for part in over for axis in _parse_axis(part, settings)]
     if not 1 <= len({axis.name for axis in axes}) == len(axes) <= 2:
         raise ValueError(f"--over {' --over '.join(over)}: expected one or two different settings")
     return axes
 
 
-def _parsed(part: str, settings: Settings) -> list[Axis]:
+def _parse_axis(part: str, settings: Settings) -> list[Axis]:
     name, given, values = part.partition("=")
     for each in [name] if given else part.split(","):
         if each not in _FIELDS:
@@ -278,7 +278,7 @@ class SweepReport:
 
     def _notes(self) -> list[str]:
         notes = [f"{self._best()} These runs are seeded and protect nobody."]
-        if changed := told(self._changed, smoke=self.smoke):
+        if changed := describe_changes(self._changed, smoke=self.smoke):
             notes.append(f"Changed from the recipe: {changed}.")
         if self._cost is None:
             known = "Poisson sampling and add-remove-one only"

@@ -33,7 +33,7 @@ _CONFIDENCE = 0.95
 # They decide how a figure is computed, not which figure.
 _WITHOUT_EFFECT = ("physical_batch_size", "noise")
 # In every title; and a paper's figure is that for the very epsilon.
-_TOLD_ANYWAY = ("clipping", "epsilon")
+_ALWAYS_IN_TITLE = ("clipping", "epsilon")
 
 Changes = dict[str, tuple[Any, Any]]
 """Settings by name: the value here, and that of the recipe."""
@@ -68,11 +68,11 @@ def changes(recipe: Recipe) -> Changes:
     }
 
 
-def told(found: Changes, *, smoke: bool = False) -> str:
+def describe_changes(found: Changes, *, smoke: bool = False) -> str:
     """What was changed, as a list in words; empty if nothing was."""
     parts = ["synthetic data and a small model (--smoke)"] if smoke else []
     for name, (here, there) in found.items():
-        if name in _TOLD_ANYWAY:
+        if name in _ALWAYS_IN_TITLE:
             continue
         if name == "limit" and here is not None:
             parts.append(f"the first {here:,} samples (recipe: all)")
@@ -91,7 +91,7 @@ def _value(value: Any) -> str:
 
 def is_beside_papers(found: Changes, *, smoke: bool) -> bool:
     """Whether figures may be read beside those of papers, each of which has its own accountant."""
-    return not smoke and not found.keys() - {*_TOLD_ANYWAY, "accountant"}
+    return not smoke and not found.keys() - {*_ALWAYS_IN_TITLE, "accountant"}
 
 
 def titled(name: str, *, smoke: bool) -> str:

@@ -229,13 +229,7 @@ Spent = Callable[[float], float]
 def smallest_noise(target: float, coarse: Spent, fine: Spent) -> float:
     """The noise multiplier for which `fine` is at most the target, and next to it.
 
-    Args:
-        target: the epsilon to stay within.
-        coarse: for the search: cheap, and about right.
-        fine: for the answer.
-
-    Raises:
-        ValueError: there is none; the message says what can be reached.
+    The search is by `coarse`, which is cheap, and about right. ValueError if there is none.
     """
     slack = _slack(target)
     goal = target - slack / 2

@@ -165,12 +165,17 @@ class GaussianEvent:
                 " example quietgrad.accounting.Poisson(rate=0.01)"
             )
         object.__setattr__(self, "steps", require_count("steps", self.steps, at_least=0))
-        object.__setattr__(self, "passes", self._checked_passes())
+        if self.passes is None:
+            passes = self.sampling.count(self.steps) if isinstance(self.sampling, Passes) else 0
+        else:
+            passes = require_count("passes", self.passes, at_least=0)
+        object.__setattr__(self, "passes", passes)
         require_choice("noise", self.noise, NOISES)
 
     def same_mechanism(self, other: "GaussianEvent") -> bool:
         """Whether the two differ in nothing but how often they happened."""
-        return self._mechanism == other._mechanism
+        is_same = self.noise_multiplier == other.noise_multiplier and self.noise == other.noise
+        return is_same and self.sampling == other.sampling
 
     def plus(self, other: "GaussianEvent") -> "GaussianEvent":
         """This event and then another of the same mechanism, as one."""
@@ -213,18 +218,9 @@ class GaussianEvent:
             raise ValueError(f"not an event: {data!r}") from error
 
     @property
-    def _mechanism(self) -> tuple[float, Participation, str]:
-        return self.noise_multiplier, self.sampling, self.noise
-
-    @property
     def _passes(self) -> int:
         assert self.passes is not None  # set on creation
         return self.passes
-
-    def _checked_passes(self) -> int:
-        if self.passes is not None:
-            return require_count("passes", self.passes, at_least=0)
-        return self.sampling.count(self.steps) if isinstance(self.sampling, Passes) else 0
 
 
 def require_event(value: object) -> GaussianEvent:
@@ -283,7 +279,12 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: in
         merged[key] = merged[key].plus(alike) if key in merged else alike
     counts: Counter[Release] = Counter()
     for event in merged.values():
-        _require_promise(event.sampling, adjacency)
+        if isinstance(event.sampling, Passes) and adjacency == ADD_REMOVE:
+            raise ValueError(
+                "batches of a fixed size show how many samples there are, so nothing can be"
+                f" promised for adjacency={ADD_REMOVE!r}: pass adjacency='replace-one' (or"
+                " 'zero-out-one'), or use Poisson sampling"
+            )
         counts[_release(event, added)] += _count(event)
     return {release: count for release, count in counts.items() if count > 0}
 
@@ -305,12 +306,3 @@ def _count(event: GaussianEvent) -> int:
         # Never fewer passes than the steps need, whatever was written down.
         return event.sampling.times * max(event.passes or 0, event.sampling.count(event.steps))
     return event.steps
-
-
-def _require_promise(sampling: Participation, adjacency: Adjacency) -> None:
-    if isinstance(sampling, Passes) and adjacency == ADD_REMOVE:
-        raise ValueError(
-            "batches of a fixed size show how many samples there are, so nothing can be promised"
-            f" for adjacency={ADD_REMOVE!r}: pass adjacency='replace-one' (or 'zero-out-one'), or"
-            " use Poisson sampling"
-        )

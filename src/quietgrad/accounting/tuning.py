@@ -111,8 +111,16 @@ def tuned(
         adjacency: which data sets must look alike, such as `engine.ledger.adjacency`. The cost is
             known for `add-remove-one` alone, and others are refused.
     """
-    _require_known(adjacency)
-    _require_one_of(noise_multiplier=noise_multiplier, epsilon=epsilon, events=events)
+    if require_adjacency(adjacency) != ADD_REMOVE:
+        raise ValueError(
+            f"adjacency={adjacency!r} is not valid here: the cost of tuning is known for"
+            f" {ADD_REMOVE!r} alone. Account for every run of the search instead, with one ledger"
+            " for all of them"
+        )
+    given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "events": events}
+    if sum(value is not None for value in given.values()) != 1:
+        stated = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"{stated}: expected exactly one of them")
     runs = _Runs(
         require_number("mean_runs", mean_runs, at_least=1.0),
         require_choice("distribution", distribution, get_args(RunsDistribution)),
@@ -155,7 +163,11 @@ class _Runs:
         _dp_event(composed)  # raises if its cost is not known
         for share in _SHARES_OF_NOISE:
             with suppress(ValueError):
-                whole = self._epsilon_of(_dp_event(_with_less_noise(composed, share)))
+                less = {
+                    replace(each, noise_multiplier=share * each.noise_multiplier): count
+                    for each, count in composed.items()
+                }
+                whole = self._epsilon_of(_dp_event(less))
                 # dp-accounting takes a divergence that rounding made negative for perfect privacy.
                 return max(whole, self.single_epsilon(run))
         return math.inf
@@ -172,28 +184,6 @@ class _Runs:
     def single_epsilon(self, run: Iterable[GaussianEvent]) -> float:
         """Of one run."""
         return profile(run, accountant="rdp").epsilon(self.delta)
-
-
-def _with_less_noise(run: Releases, share: float) -> Releases:
-    return {
-        replace(release, noise_multiplier=share * release.noise_multiplier): count
-        for release, count in run.items()
-    }
-
-
-def _require_known(adjacency: Adjacency) -> None:
-    if require_adjacency(adjacency) != ADD_REMOVE:
-        raise ValueError(
-            f"adjacency={adjacency!r} is not valid here: the cost of tuning is known for"
-            f" {ADD_REMOVE!r} alone. Account for every run of the search instead, with one ledger"
-            " for all of them"
-        )
-
-
-def _require_one_of(**given: object) -> None:
-    if sum(value is not None for value in given.values()) != 1:
-        stated = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(f"{stated}: expected exactly one of them")
 
 
 def _dp_event(run: Releases) -> Any:

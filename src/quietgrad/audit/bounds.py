@@ -292,7 +292,8 @@ def from_rates(rates: Rates, *, delta: float, confidence: float = 0.95) -> float
     """
     at = require_delta("delta", delta)
     one, other = _largest_rates(rates, confidence)
-    return max(0.0, _log_ratio(1 - at - other, one), _log_ratio(1 - at - one, other))
+    ratios = ((1 - at - other) / one, (1 - at - one) / other)
+    return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
 
 
 def gaussian_from_rates(rates: Rates, *, delta: float, confidence: float = 0.95) -> float:
@@ -316,10 +317,7 @@ def largest_rejected(
 ) -> float:
     """The largest number that is rejected, or a little less; 0 if none is, infinity if all are.
 
-    Args:
-        is_rejected: says no from some number on.
-        tolerance: how much less, relatively.
-        is_beyond: says from where on a number means nothing any more.
+    From some number on none is rejected; from where `is_beyond`, a number means nothing any more.
     """
     low, high = 0.0, 1.0
     while is_rejected(high):
@@ -347,7 +345,3 @@ def _largest_rates(rates: Rates, confidence: float) -> tuple[float, float]:
         largest(rates.false_positives, rates.negatives),
         largest(rates.false_negatives, rates.positives),
     )
-
-
-def _log_ratio(numerator: float, denominator: float) -> float:
-    return math.log(numerator / denominator) if numerator > 0 else -math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -139,27 +139,16 @@ def mislabeled(
 
 @dataclass(frozen=True)
 class AuditTraining:
-    """Private training as a user would do it, described so that canaries can be put in.
-
-    Attributes:
-        build_model: gives a model in training mode with fresh weights.
-        dataset: map-style; canaries are added to it.
-        losses: one per sample.
-        build_optimizer: gives an optimizer over a model's parameters.
-        epochs: passes over the data.
-        options: everything else that `PrivacyEngine` takes.
-        collate: makes a micro-batch of elements.
-        on_epoch: called with the number of epochs behind.
-    """
+    """Private training as a user would do it, by the arguments of `gradient_canaries`."""
 
     build_model: Callable[[], nn.Module]
     dataset: Dataset[Any]
     losses: Losses
     build_optimizer: Callable[[nn.Module], Optimizer]
     epochs: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    collate: Callable[[list[Any]], Any] = default_collate
-    on_epoch: Callable[[int], None] = lambda epoch: None
+    options: Mapping[str, Any]
+    collate: Callable[[list[Any]], Any]
+    on_epoch: Callable[[int], None]
 
     def __post_init__(self) -> None:
         require_count("epochs", self.epochs, at_least=1)
@@ -189,12 +178,9 @@ class AuditTraining:
         return PrivacyEngine(model, optimizer, data, **settings, **self.options), optimizer
 
     def run(self, engine: PrivacyEngine, losses: Callable[..., Tensor], present: int) -> None:
-        """All epochs; then the engine is detached, and its canaries must have taken part.
+        """All epochs; then the engine is detached, and the present canaries must have taken part.
 
-        Args:
-            engine: as `attach` gave it.
-            losses: of a micro-batch: its elements, and what is said about canaries beside them.
-            present: how many canaries there are.
+        ``losses`` gets a micro-batch: its elements, and what is said about canaries beside them.
         """
         attendance = Attendance()
         for epoch in range(self.epochs):
@@ -252,13 +238,7 @@ class Attendance:
 
 
 class _DataWithCanaries(Dataset[Any]):
-    """A data set, and behind it the canaries: element, index, ordinary (0 or 1), present (0 or 1).
-
-    Args:
-        dataset: of ordinary elements.
-        canaries: the element of each.
-        present: which canaries are there.
-    """
+    """A data set, and behind it canaries: (element, index, ordinary: 0 or 1, present: 0 or 1)."""
 
     def __init__(
         self, dataset: Dataset[Any], canaries: Examples, present: NDArray[np.bool_]

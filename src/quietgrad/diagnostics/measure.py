@@ -302,14 +302,9 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def summary(gathered: Gatherer, averages: Iterable[int]) -> Measurement:
-    """What a batch's inner products say.
+    """What a batch's inner products say; sizes of averages that exceed the batch are left out.
 
-    Args:
-        gathered: of a whole backward pass.
-        averages: numbers of samples to average; those that exceed the batch are left out.
-
-    Raises:
-        TooFewSamplesError: fewer than two gradients are finite.
+    TooFewSamplesError if fewer than two gradients are finite.
     """
     finite = gathered.products.diagonal().isfinite()
     count = int(finite.sum())

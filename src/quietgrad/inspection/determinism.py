@@ -121,7 +121,9 @@ class RandomDraws:
             for cut, generator in self._parts(filled, dim, seed):
                 FILLS[draw](cut(filled), args, kwargs, cut, generator)
             if dim is None and filled.numel() == 1 and FILLS[draw] is _uniform:
-                self._push(filled)
+                filled.mul_(_EXTREME)
+                if not self.low:
+                    filled.neg_().add_(1)
         torch.manual_seed(seed)  # for the next one, whatever this one took
         return output
 
@@ -147,11 +149,6 @@ class RandomDraws:
         for number, place in enumerate(self.places):
             rows = slice(number * each, (number + 1) * each)
             yield _cutter(dim, size, rows), torch.Generator().manual_seed(hash((seed, place)) >> 1)
-
-    def _push(self, number: Tensor) -> None:
-        number.mul_(_EXTREME)
-        if not self.low:
-            number.neg_().add_(1)
 
 
 def _cutter(dim: int, size: int, rows: slice) -> Cut:
@@ -200,11 +197,9 @@ class Predictable(TorchFunctionMode):
 
     @contextmanager
     def running(self, places: Sequence[int], *, noting: bool = True) -> Iterator[None]:
-        """A run of these samples, in here; generators are left as they were.
+        """A run of these samples; generators are left as they were.
 
-        Args:
-            places: of the samples.
-            noting: whether it is the model alone that draws, and not the library.
+        ``noting`` says whether it is the model alone that draws, and not the library.
         """
         self.noting = noting
         self.draws.places, self.draws.low = list(places), self.key == KEYS[0]
@@ -234,7 +229,7 @@ class Predictable(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             args, kwargs = self._without_attention_dropout(args, kwargs)
         if func is F.gumbel_softmax:
-            self._note(func.__name__, aligned=True)
+            self._note(func.__name__)
             return self._gumbel_softmax(*args, **kwargs)
         if func not in FILLS:
             if func in _UNALIGNED:
@@ -243,12 +238,12 @@ class Predictable(TorchFunctionMode):
         if kwargs.get("generator") is not None:
             self._note(f"{func.__name__} with a generator of its own", aligned=False)
             return func(*args, **kwargs)
-        self._note(func.__name__, aligned=True)
+        self._note(func.__name__)
         return self.draws(func, args, kwargs)
 
-    def _note(self, name: str, *, aligned: bool) -> None:
+    def _note(self, name: str, *, aligned: bool = True, is_dropout: bool = False) -> None:
         if self.noting:
-            self.saw_draws = True
+            self.saw_draws |= not is_dropout
             self.randomness.add(name)
             if not aligned:
                 self.unaligned.add(name)
@@ -267,7 +262,7 @@ class Predictable(TorchFunctionMode):
     def _without_dropout(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         rest = dict(zip(("p", "training"), args[1:], strict=False)) | kwargs
         if rest.get("p", 0.5) and rest.get("training", True):
-            self._note_dropout(func.__name__)
+            self._note(func.__name__, is_dropout=True)
         return args[0] if args else kwargs["input"]
 
     def _without_attention_dropout(self, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -277,12 +272,8 @@ class Predictable(TorchFunctionMode):
         else:
             rate, kwargs = kwargs.get("dropout_p", 0.0), kwargs | {"dropout_p": 0.0}
         if rate:
-            self._note_dropout("dropout in attention")
+            self._note("dropout in attention", is_dropout=True)
         return args, kwargs
-
-    def _note_dropout(self, name: str) -> None:
-        if self.noting:
-            self.randomness.add(name)
 
 
 def switch_off_layer_dropout(model: nn.Module) -> set[str]:

@@ -122,13 +122,12 @@ def fault(check: str, what: str, remedy: str = "") -> Finding:
 def draws_differ(check: str, done: str, subject: Subject) -> Finding:
     """What cannot be compared, because the model draws otherwise in a batch of another size."""
     names = ", ".join(sorted(subject.mode.unaligned))
-    return Finding(
-        check,
-        Severity.SKIPPED,
+    what = (
         f"not {done}: what is drawn by {names} cannot be kept the same for a sample in a batch of "
-        "another size.",
-        "Check the model with that switched off as well.",
+        "another size."
     )
+    remedy = "Check the model with that switched off as well."
+    return Finding(check, Severity.SKIPPED, what, remedy)
 
 
 def listed(numbers: Sequence[int]) -> str:

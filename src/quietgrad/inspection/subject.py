@@ -57,26 +57,22 @@ class Tolerance:
         size = _norm(other)
         allowed = self.relative * (size + _OVERALL * (size if whole is None else whole))
         apart = _norm(one - other)
-        return apart <= allowed if math.isfinite(apart) else _same_where_not_finite(one, other)
+        if math.isfinite(apart):
+            return apart <= allowed
+        # Samples may be broken; then they must be broken in the same way in both.
+        return bool(torch.allclose(one, other, rtol=1e-2, equal_nan=True))
 
     def first_difference(
         self, some: Mapping[str, Tensor], others: Mapping[str, Tensor]
     ) -> str | None:
         """The name of a gradient that differs in the two; None if all agree."""
         whole = math.hypot(*map(_norm, others.values()))
-        for name, value in others.items():
-            if not self.agree(some[name], value, whole):
-                return name
-        return None
+        apart = (name for name, value in others.items() if not self.agree(some[name], value, whole))
+        return next(apart, None)
 
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor))
-
-
-def _same_where_not_finite(one: Tensor, other: Tensor) -> bool:
-    """Samples may be broken; then they must be broken in the same way in both."""
-    return bool(torch.allclose(one, other, rtol=1e-2, equal_nan=True))
 
 
 Select = Callable[[Any, list[int]], Any]
@@ -138,9 +134,7 @@ def require_different(batch: Any, places: Sequence[int], select: Select) -> None
 def labels_in(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
     """The whole numbers that stand alone in a batch of one sample: classes, most likely.
 
-    Args:
-        tree: where to look.
-        of_one: whether all in it is the sample's; else a single number may be the whole batch's.
+    Unless all in it is the sample's (``of_one``), a single number may be the whole batch's.
     """
     of_one = of_one or _is_list_of_samples(tree)
     if isinstance(tree, np.ndarray) and tree.dtype.kind in "iub":

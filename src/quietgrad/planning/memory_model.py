@@ -150,11 +150,7 @@ class Profile:
         return len(self.base)
 
     def memory(self, ends: Sequence[int]) -> Floats:
-        """[n], at most alive in each turn.
-
-        Args:
-            ends: for each layer the turn in which its group is clipped.
-        """
+        """[n], at most alive in each turn, where layers' groups are clipped in the turns ``ends``."""
         highest = self.before_clipping(ends)
         np.maximum.at(highest, np.asarray(ends), self.while_clipping(ends))
         return highest
@@ -233,9 +229,7 @@ class StepMemory:
     def peak(self, ends: Sequence[int], samples: int) -> float:
         """Bytes at most alive in a step, with so many samples at once.
 
-        Args:
-            ends: for each layer the turn in which its group is clipped.
-            samples: run through the model at once.
+        ``ends`` says for each layer in which turn its group is clipped.
         """
         growing, steady = self._moments(ends)
         return self.fixed + float((samples * growing + steady).max())
@@ -284,12 +278,8 @@ class StepMemory:
 def _vectors(ends: Integers, evaluated: Integers, turns: Integers) -> Floats:
     """Bytes per sample of norms and weights: few, and yet more groups have more of them.
 
-    A group has squared norms once its first layer is evaluated, norms and weights once clipped.
-
-    Args:
-        ends: for each layer the turn in which its group is clipped.
-        evaluated: the last layer whose norms are known, at each moment.
-        turns: the turn that each moment is in.
+    A group has squared norms once its first layer is evaluated, norms and weights once clipped. At
+    each moment, norms are known up to the layer ``evaluated``, and ``turns`` is whose turn it is.
     """
     groups = np.unique(ends)
     firsts = np.array([np.argmax(ends == group) for group in groups])

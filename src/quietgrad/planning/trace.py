@@ -268,12 +268,7 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
 
 @dataclass
 class Storage:
-    """Memory that tensors share.
-
-    Attributes:
-        size: in bytes.
-        freed: when, by the clock of `LiveBytes`; None while it is alive.
-    """
+    """Memory that tensors share: its bytes, and when it was freed, by the clock of `LiveBytes`."""
 
     size: int
     freed: int | None = None

@@ -63,8 +63,7 @@ def loss_deviation(sigma: float, rate: float) -> float:
     Discretization adds up to interval^2 / 4 of variance a step. Over many steps of a small loss
     that outweighs the loss itself, unless the interval is well below this deviation.
     """
-    exponent = min(sigma**-2, 50.0)
-    return rate * math.sqrt(math.expm1(exponent))
+    return rate * math.sqrt(math.expm1(min(sigma**-2, 50.0)))
 
 
 def _largest_loss(release: Release, adjacency: Adjacency) -> float:
@@ -137,10 +136,9 @@ def _has_too_little_noise(releases: Mapping[Release, int]) -> bool:
 
 def _fold_unsampled(releases: Mapping[Release, int]) -> Releases:
     """Unsampled Gaussians compose exactly: all of them are one with less noise."""
-    certain = {release: n for release, n in releases.items() if release.is_certain}
     folded = {release: n for release, n in releases.items() if not release.is_certain}
-    if certain:
-        precisions = sum(n * release.noise_multiplier**-2 for release, n in certain.items())
+    precisions = sum(n * r.noise_multiplier**-2 for r, n in releases.items() if r.is_certain)
+    if precisions:
         folded[Release(precisions**-0.5)] = 1
     return folded
 
@@ -153,14 +151,11 @@ def _single(release: Release, adjacency: Adjacency, interval: float) -> Any:
 
     # dp-accounting's distributions take, for replace-one too, the noise over one sample's largest
     # gradient, which is how a release states it (its Renyi accountant takes it over twice that).
-    replaces = adjacency == REPLACE
-    relation = (
-        NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
+    name = "REPLACE_ONE" if adjacency == REPLACE else "ADD_OR_REMOVE_ONE"
     options = {
         "value_discretization_interval": interval,
         "use_connect_dots": True,
-        "neighboring_relation": relation,
+        "neighboring_relation": NeighboringRelation[name],
     }
     cut = release.truncation
     if cut is None:

@@ -88,7 +88,11 @@ class RDP:
         for release, count in merge_similar(releases).items():
             single = _divergences(release, adjacency, orders)
             total += count * (np.maximum(single, 0.0) + rounding)
-            cuts += count * _chance_of_a_cut(release)
+            if (cut := release.truncation) is not None:
+                from scipy.stats import binom  # slow to import: only when needed
+
+                # The probability that one draw exceeds the largest batch.
+                cuts += count * float(binom.sf(cut.largest, cut.population, cut.rate))
         return RenyiProfile(orders, total, cuts)
 
 
@@ -175,13 +179,3 @@ def _by_dp_accounting(
     with quiet_absl():
         accountant.compose(event)
     return tuple(accountant.divergences)
-
-
-def _chance_of_a_cut(release: Release) -> float:
-    """Probability that one draw exceeds the largest batch."""
-    if release.truncation is None:
-        return 0.0
-    from scipy.stats import binom  # slow to import: only when needed
-
-    cut = release.truncation
-    return float(binom.sf(cut.largest, cut.population, cut.rate))

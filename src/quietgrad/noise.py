@@ -62,7 +62,7 @@ def released_dtype(total: Tensor) -> torch.dtype:
     return _RELEASED_AS[total.dtype]
 
 
-def checked_std(std: float) -> float:
+def require_std(std: float) -> float:
     """A scale that protects, and whose noise neither overflows nor vanishes in float32."""
     require_positive("std", std)
     if not _SMALLEST <= std <= _LARGEST:
@@ -82,12 +82,12 @@ def require_apart(totals: Sequence[Tensor]) -> None:
         )
 
 
-def checked_divisor(divisor: float) -> float:
+def require_divisor(divisor: float) -> float:
     """What sums are divided by: a positive number."""
     return float(require_positive("divisor", divisor))
 
 
-def grid_of(std: float, bits: int) -> float:
+def grid_size(std: float, bits: int) -> float:
     """The largest power of two that is at most ``std * 2**-bits``."""
     return float(math.ldexp(1.0, math.frexp(std)[1] - 1 - bits))
 
@@ -194,10 +194,10 @@ def output_buffer(total: Tensor) -> Tensor:
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
     """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
     pieces = map(Piece, (t.cpu().reshape(-1) for t in totals), (room.view(-1) for room in rooms))
-    return list(_packed(pieces))
+    return list(_pack(pieces))
 
 
-def joined(chunk: Sequence[Piece]) -> Tensor:
+def join_totals(chunk: Sequence[Piece]) -> Tensor:
     """All totals of a chunk, one after the other; to be read, not written."""
     return chunk[0].total if len(chunk) == 1 else torch.cat([piece.total for piece in chunk])
 
@@ -209,7 +209,7 @@ def write(values: Tensor, chunk: Sequence[Piece]) -> None:
         piece.noisy.copy_(part)
 
 
-def _packed(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     chunk: list[Piece] = []
     room = CHUNK
     for piece in pieces:
@@ -259,7 +259,7 @@ class FastNoise:
 
     def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
         """The totals with noise, as floats come, divided."""
-        std, divisor = checked_std(std), checked_divisor(divisor)
+        std, divisor = require_std(std), require_divisor(divisor)
         require_apart(totals)
         here = [total for total in totals if total.device.type == "cpu"]
         rooms = [output_buffer(total) for total in here]
@@ -284,7 +284,7 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
     words, gaussians = Words(room // 2), Gaussians(room, bits=31)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
-        total = joined(chunk)
+        total = join_totals(chunk)
         if total.dtype == torch.float64:  # scaled in its own precision
             values = gaussians.of(torch.from_numpy(bits), 1.0)[:size].double().mul_(std / divisor)
         else:
@@ -320,7 +320,7 @@ class SecureNoise:
 
     def add(self, totals: Sequence[Tensor], std: float, divisor: float = 1.0) -> list[Tensor]:
         """The totals with noise, rounded to the grid, then divided."""
-        std, divisor = checked_std(std), checked_divisor(divisor)
+        std, divisor = require_std(std), require_divisor(divisor)
         require_apart(totals)
         noisy = [output_buffer(total) for total in totals]
         _add_noise_secure(chunks_of(totals, noisy), self._keys.next(), std, divisor)
@@ -329,7 +329,7 @@ class SecureNoise:
 
 def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
     """Every chunk with the bits of its own place in the key's stream."""
-    grid = grid_of(std, _GRID_BITS)
+    grid = grid_size(std, _GRID_BITS)
     sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
     pairs = [size + size % 2 for size in sizes]
     words, gaussians = Words(max(pairs, default=0)), Gaussians(max(pairs, default=0))
@@ -337,7 +337,7 @@ def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor
         bits = words.fill(key, index * _SECURE_BLOCKS, count).view("<i8")
         more = partial(_further_words, key, index)
         values = gaussians.of(torch.from_numpy(bits), std / grid, more)
-        write(_on_grid(joined(chunk), values, grid).div_(divisor), chunk)
+        write(_on_grid(join_totals(chunk), values, grid).div_(divisor), chunk)
 
 
 def _further_words(key: bytes, index: int, count: int) -> Tensor:

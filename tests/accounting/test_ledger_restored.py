@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from quietgrad.accounting import Ledger
-from quietgrad.accounting.ledger_file import chained
+from quietgrad.accounting.ledger_file import chain_line
 from quietgrad.errors import LedgerError
 
 from .ledger_files import EVENTS, write
@@ -70,6 +70,6 @@ def test_a_note_that_is_none_is_refused(tmp_path, content):
     path = tmp_path / "ledger.jsonl"
     before = write(path, events=[])
     digest = before.decode().split('"hash":"')[1][:64]
-    path.write_bytes(before + chained(content, digest)[0])
+    path.write_bytes(before + chain_line(content, digest)[0])
     with pytest.raises(LedgerError, match="line 2, was altered: it is not a record"):
         Ledger.read(path)

@@ -40,17 +40,17 @@ def test_little_memory_changes_nothing(budget):
 
 
 @pytest.mark.parametrize("budget", [1, 64, 4000])
-def test_no_more_is_materialized_than_the_budget_allows(budget, monkeypatch):
+def test_no_more_is_materialize_than_the_budget_allows(budget, monkeypatch):
     subject, seen = made("mlp"), []
     module = sys.modules[measure.__module__]  # the package has a function of its name
-    materialized = module._materialized
+    materialized = module._materialize
 
     def watched(factor, samples):
         grads = materialized(factor, samples)
         seen.append((grads.numel() * 8, len(grads)))
         return grads
 
-    monkeypatch.setattr(module, "_materialized", watched)
+    monkeypatch.setattr(module, "_materialize", watched)
     measure(subject.model, subject.losses, averages=(), memory_budget=budget)
     assert all(size <= budget or samples == 1 for size, samples in seen)
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from quietgrad import noise as sources
-from quietgrad.noise import Gaussians, SecureNoise, grid_of
+from quietgrad.noise import Gaussians, SecureNoise, grid_size
 
 
 def no_more(count):
@@ -74,7 +74,7 @@ def test_against_the_formula_of_box_and_muller():
 @pytest.mark.parametrize("std", [1e-6, 0.3, 1.0, 3.7, 1e5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_releases_lie_on_a_grid_that_depends_on_the_scale_alone(std, dtype):
-    grid = grid_of(std, 12)
+    grid = grid_size(std, 12)
     assert 2**-13 < grid / std <= 2**-12
     assert math.frexp(grid)[0] == 0.5  # a power of two
     for seed in range(3):
@@ -89,7 +89,7 @@ def test_the_bits_below_the_grid_tell_nothing_about_the_total():
     std = 1.0
     for total in (0.0, 1 / 3):
         (noisy,) = SecureNoise().add([torch.full((1 << 18,), total, dtype=torch.float64)], std)
-        steps = (noisy / grid_of(std, 12)).long()
+        steps = (noisy / grid_size(std, 12)).long()
         counts = np.bincount((steps % 16).numpy(), minlength=16)
         assert stats.chisquare(counts).pvalue > 1e-7
 

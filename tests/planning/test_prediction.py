@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 import quietgrad as qg
 from quietgrad import grouping
-from quietgrad.planning.result import described
+from quietgrad.planning.result import evaluate_option
 
 from .measured import measured_peaks
 from .models import MODELS, SAMPLES, recurrent
@@ -20,7 +20,7 @@ def groupings_to_compare(plan):
     """By name, the best, and two groups with the boundary in many places."""
     count = len(plan.layers)
     places = sorted({max(1, count * tenth // 10) for tenth in range(1, 10)})
-    pairs = [described((0, at), plan.step, plan.memory) for at in places]
+    pairs = [evaluate_option((0, at), plan.step, plan.memory) for at in places]
     options = [*plan.best[1:4], *plan.uniform[1:4], *pairs]
     return [*NAMED, *(plan.grouping_of(option) for option in options)]
 

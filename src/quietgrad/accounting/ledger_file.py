@@ -99,7 +99,7 @@ class LedgerFile:
             ) from error
         try:
             _lock(stream, path)
-            content = _parsed(stream.read(), path)
+            content = _parse(stream.read(), path)
             if adjacency is not None and content.adjacency != require_adjacency(adjacency):
                 raise LedgerError(
                     f"{path} is a ledger for adjacency={content.adjacency!r}, not {adjacency!r}:"
@@ -132,11 +132,11 @@ class LedgerFile:
         not released. Where even that fails, nothing can be written any more.
         """
         content = {"event": record.event.to_dict(), "session": record.session}
-        self._add(*chained(content, self._hash))
+        self._add(*chain_line(content, self._hash))
 
     def note_restoration(self, steps: int) -> None:
         """Record that so many steps were missing here; whoever reads the file is warned."""
-        self._add(*chained({_RESTORED: steps}, self._hash))
+        self._add(*chain_line({_RESTORED: steps}, self._hash))
 
     def close(self) -> None:
         """Let go of the file and its lock."""
@@ -207,7 +207,7 @@ def read_ledger(path: str | Path) -> LedgerContent:
         data = path.read_bytes()
     except OSError as error:
         raise LedgerError(f"{path} cannot be read ({error}): expected a ledger") from error
-    return _parsed(data, path)
+    return _parse(data, path)
 
 
 def _create(path: Path, adjacency: Adjacency, id: str) -> None:
@@ -218,7 +218,7 @@ def _create(path: Path, adjacency: Adjacency, id: str) -> None:
         "id": id,
         "adjacency": require_adjacency(adjacency),
     }
-    line, _ = chained(content, "")
+    line, _ = chain_line(content, "")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
@@ -259,7 +259,7 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _parsed(data: bytes, path: Path) -> LedgerContent:
+def _parse(data: bytes, path: Path) -> LedgerContent:
     """What a file with these bytes holds; LedgerError if it was altered, or is no ledger."""
     whole, newline, rest = data.rpartition(b"\n")
     lines = whole.split(b"\n") if newline else []
@@ -268,7 +268,7 @@ def _parsed(data: bytes, path: Path) -> LedgerContent:
             f"{path} is no ledger: its first line is missing. If it was one, restore a copy;"
             " without it nobody can tell what was spent"
         )
-    heading, digest = _verified(lines[0], "", path, 1)
+    heading, digest = _verify_line(lines[0], "", path, 1)
     if heading.get("format") != _FORMAT:
         raise LedgerError(
             f"{path} is a ledger of format {heading.get('format')!r}, written by quietgrad"
@@ -278,7 +278,7 @@ def _parsed(data: bytes, path: Path) -> LedgerContent:
         raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
     records = []
     for number, line in enumerate(lines[1:], start=2):
-        content, digest = _verified(line, digest, path, number)
+        content, digest = _verify_line(line, digest, path, number)
         if _RESTORED in content:
             _warn_of_restoration(content, path, number)
         else:
@@ -294,7 +294,7 @@ def _parsed(data: bytes, path: Path) -> LedgerContent:
     return LedgerContent(heading["id"], heading["adjacency"], tuple(records), digest, size)
 
 
-def chained(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+def chain_line(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     """The line of this content, and the hash that the next line builds on."""
     canonical = json.dumps(content, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(f"{before}\n{canonical}".encode()).hexdigest()
@@ -302,11 +302,11 @@ def chained(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     return line.encode() + b"\n", digest
 
 
-def _verified(line: bytes, before: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
+def _verify_line(line: bytes, before: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
     try:
         content = json.loads(line)
         del content["hash"]
-        written, digest = chained(content, before)
+        written, digest = chain_line(content, before)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise LedgerError(_altered(path, number, "it is not a record")) from error
     # Byte for byte: there is more than one way to spell the same number.

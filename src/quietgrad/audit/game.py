@@ -94,10 +94,10 @@ def one_run(
         coin, training = source.spawn(2)
         present = np.random.default_rng(coin).random(canaries) < 0.5
         of_run = None if seed is None else int(training.generate_state(1)[0])
-        seen.append(_checked(train(present.copy(), of_run), canaries))
+        seen.append(_check_observation(train(present.copy(), of_run), canaries))
         coins.append(present)
-        correct += _correct_by_rank(seen[-1].scores, present, guesses)
-    claim, threshold = _agreed(seen)
+        correct += _count_correct(seen[-1].scores, present, guesses)
+    claim, threshold = _require_agreement(seen)
     evidence = AuditEvidence(
         scores=np.concatenate([each.scores for each in seen]),
         present=np.concatenate(coins),
@@ -108,7 +108,7 @@ def one_run(
     return judge(claim, evidence, runs=runs, confidence=confidence, seeded=seed is not None)
 
 
-def _checked(seen: Observation, canaries: int) -> Observation:
+def _check_observation(seen: Observation, canaries: int) -> Observation:
     """With scores as an array, whatever sequence they were."""
     if not isinstance(seen, Observation):
         raise TypeError(
@@ -131,14 +131,14 @@ def _checked(seen: Observation, canaries: int) -> Observation:
     return replace(seen, scores=scores)
 
 
-def _correct_by_rank(scores: NDArray[np.float64], present: NDArray[np.bool_], guesses: int) -> int:
+def _count_correct(scores: NDArray[np.float64], present: NDArray[np.bool_], guesses: int) -> int:
     order = np.argsort(scores, kind="stable")
     lowest = order[: guesses // 2]
     highest = order[len(order) - (guesses - len(lowest)) :]
     return int((~present[lowest]).sum() + present[highest].sum())
 
 
-def _agreed(seen: list[Observation]) -> tuple[Claim, float | None]:
+def _require_agreement(seen: list[Observation]) -> tuple[Claim, float | None]:
     first = seen[0]
     for other in seen[1:]:
         if (other.claim, other.threshold) != (first.claim, first.threshold):

@@ -178,7 +178,7 @@ class AuditResult:
     seeded: bool = False
 
     def __str__(self) -> str:
-        rows = described(self, "{:.4g}".format, upper="{:.4g}".format)
+        rows = describe(self, "{:.4g}".format, upper="{:.4g}".format)
         width = max(len(name) for name, _ in rows)
         verdict = "VIOLATED" if self.violated else "not violated"
         if not self.could_reject:
@@ -219,7 +219,7 @@ class AuditResult:
 Rows = list[tuple[str, str]]
 
 
-def described(
+def describe(
     found: AuditResult, number: Callable[[float], str], *, upper: Callable[[float], str]
 ) -> Rows:
     """Names and values.
@@ -240,7 +240,7 @@ def described(
         ]
     return [
         ("claimed epsilon", f"{upper(found.claimed_epsilon)} at delta {found.delta:g}"),
-        *_of_claim(found.claimed_for),
+        *_describe_claim(found.claimed_for),
         (
             "measured lower bound",
             "outside of the claim's family" if math.isinf(bound) else number(bound),
@@ -252,7 +252,7 @@ def described(
     ]
 
 
-def _of_claim(about: Mapping[str, Any]) -> Rows:
+def _describe_claim(about: Mapping[str, Any]) -> Rows:
     if not about:
         return []
     worth = "" if about["is_guarantee"] else " (an approximation, no bound)"

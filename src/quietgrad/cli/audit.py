@@ -12,7 +12,7 @@ from rich.table import Table
 from quietgrad._format import json_number, printed
 from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
 from quietgrad.audit.game import Train, one_run
-from quietgrad.audit.result import AuditResult, described
+from quietgrad.audit.result import AuditResult, describe
 from quietgrad.cli.common import (
     plot_option,
     print_result,
@@ -114,7 +114,7 @@ def audit(
         table.add_column("")
         table.add_column("", justify="right")
         # A lower bound is rounded to the nearest, an upper bound up.
-        for row in described(result, partial(printed, up=False), upper=printed):
+        for row in describe(result, partial(printed, up=False), upper=printed):
             table.add_row(*row)
         console.print(table)
         for sentence in _verdict(result):

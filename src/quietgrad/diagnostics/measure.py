@@ -107,7 +107,7 @@ def gather(
     function = clippings.resolve(clipping)
     groups = groupings.resolve(grouping, model, radius)
     budget = require_count("memory_budget", memory_budget, at_least=1)
-    with without_a_trace(model):
+    with preserve_gradients(model):
         gathered = captured_backward(
             model, closure, lambda batch: Gatherer(groups, function, batch, budget), verify=verify
         )
@@ -116,7 +116,7 @@ def gather(
 
 
 @contextmanager
-def without_a_trace(model: nn.Module) -> Iterator[None]:
+def preserve_gradients(model: nn.Module) -> Iterator[None]:
     """Backward passes in here leave buffers, generators and gradients as they were."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
@@ -229,15 +229,15 @@ def add_products(factor: Factor, products: Tensor, memory_budget: int) -> None:
     starts = range(0, factor.batch, at_once)
     for start in starts:
         rows = slice(start, start + starts.step)
-        block = _materialized(factor, rows)
+        block = _materialize(factor, rows)
         _add_block(block, block, products[rows, rows])
         for later in starts[starts.index(start) + 1 :]:
             columns = slice(later, later + starts.step)
-            _add_block(block, _materialized(factor, columns), products[rows, columns])
+            _add_block(block, _materialize(factor, columns), products[rows, columns])
             products[columns, rows] = products[rows, columns].mT
 
 
-def _materialized(factor: Factor, samples: slice) -> Tensor:
+def _materialize(factor: Factor, samples: slice) -> Tensor:
     grads = factor.select(samples).materialize().detach()
     return grads.reshape(len(grads), factor.shape.numel())
 
@@ -329,7 +329,7 @@ def summary(gathered: Gatherer, averages: Iterable[int]) -> Measurement:
         clipped=dict(gathered.shortened),
         cosines=_spread(cosines) if len(cosines) else None,
         clipped_cosine=_number(cosine(towards_mean, clipped_square, mean_square)),
-        averages=tuple(_averaged(known, size) for size in averages if size <= count),
+        averages=tuple(_average(known, size) for size in averages if size <= count),
     )
 
 
@@ -342,7 +342,7 @@ def division(count: int, size: int) -> Tensor:
     return places[: count // size * size].view(-1, size)
 
 
-def _averaged(known: InnerProducts, size: int) -> Averaged:
+def _average(known: InnerProducts, size: int) -> Averaged:
     together = division(len(known.matrix), size)
     averages = known.matrix.new_zeros(len(together), len(known.matrix))
     averages.scatter_(1, together, 1 / size)

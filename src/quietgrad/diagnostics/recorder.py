@@ -18,9 +18,9 @@ from quietgrad.diagnostics.measure import (
     Gatherer,
     TooFewSamplesError,
     gather,
+    preserve_gradients,
     require_sizes,
     summary,
-    without_a_trace,
 )
 from quietgrad.diagnostics.records import (
     NOT_PRIVATE,
@@ -137,7 +137,7 @@ class Recorder(History):
         """
         number, self._next = self._next, self._next + 1
         if self._probes is not None:
-            with without_a_trace(self._model):
+            with preserve_gradients(self._model):
                 first = not len(self._noise)
                 gradients = per_sample_grads(self._model, self._probes, verify=first)
             self._noise.add(gradients)

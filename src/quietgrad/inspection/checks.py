@@ -22,7 +22,7 @@ from quietgrad.factors.base import Factor
 from quietgrad.grouping.base import sensitivity
 from quietgrad.inspection.dependence import independence, variety
 from quietgrad.inspection.report import Coverage, Finding, Severity, draws_differ, fault, owner
-from quietgrad.inspection.subject import Held, Subject, asked_once, copy_state
+from quietgrad.inspection.subject import Held, Subject, cache_answer, copy_state
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator
 
@@ -78,7 +78,7 @@ def loss(subject: Subject) -> Iterator[Finding]:
 
 def buffers(subject: Subject) -> Iterator[Finding]:
     """No buffer is updated from raw data in training."""
-    model, kept = subject.original, _what_is_kept(subject)
+    model, kept = subject.original, _compare_state(subject)
     held = dict(model.named_buffers())
     leaking = [name for name in kept.data if name in held]
     for where, group in groupby(sorted(leaking), key=lambda name: owner(model, name)):
@@ -98,7 +98,7 @@ def buffers(subject: Subject) -> Iterator[Finding]:
 
 def memory(subject: Subject) -> Iterator[Finding]:
     """The model keeps no data, and what it computes does not depend on earlier batches."""
-    kept, held = _what_is_kept(subject), dict(subject.original.named_buffers())
+    kept, held = _compare_state(subject), dict(subject.original.named_buffers())
     for name in kept.data:
         if name not in held:
             yield fault(
@@ -132,8 +132,8 @@ class _Kept:
     remembers: bool
 
 
-@asked_once
-def _what_is_kept(subject: Subject) -> _Kept:
+@cache_answer
+def _compare_state(subject: Subject) -> _Kept:
     """Run two batches, compare what the model has become, and what it makes of a third batch."""
     before = copy_state(subject.fresh_model())
     one, losses = _after(subject, subject.everyone)

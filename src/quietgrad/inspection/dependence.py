@@ -72,7 +72,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
     """Others' losses stay the same, whichever samples are removed or replaced."""
     for key in KEYS if subject.mode.saw_draws else KEYS[:1]:
         subject.use_key(key)
-        found = _with_these_draws(subject)
+        found = _find_dependence(subject)
         subject.use_key(KEYS[0])
         if found:
             yield found
@@ -82,7 +82,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
 
 
 @torch.no_grad()
-def _with_these_draws(subject: Subject) -> Finding | None:
+def _find_dependence(subject: Subject) -> Finding | None:
     """Gradients are compared elsewhere, sample by sample, with those of batches of one."""
     losses = subject.losses(subject.fresh_model(), subject.everyone)
     for change in _changes(subject):
@@ -103,7 +103,7 @@ def _with_these_draws(subject: Subject) -> Finding | None:
         was, now = change.rows
         fits = len(after) == len(change.after)
         if not fits or not change.tolerance(subject).agree(after[now], losses[was]):
-            return _mixed(subject, change)
+            return _describe_mixing(subject, change)
     return None
 
 
@@ -177,9 +177,9 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
             yield SampleChange.removing(subject, half)
 
 
-def _mixed(subject: Subject, change: SampleChange) -> Finding:
+def _describe_mixing(subject: Subject, change: SampleChange) -> Finding:
     found = f"{change}, the losses of other samples change"
-    where = _mixing_module(subject, change)
+    where = _find_mixing_module(subject, change)
     if where is None:
         return fault(
             "independence",
@@ -205,7 +205,7 @@ Visit = tuple[str, list[Tensor], list[Tensor]]
 """One run of one module: its path, what it got and what it gave."""
 
 
-def _mixing_module(subject: Subject, change: SampleChange) -> str | None:
+def _find_mixing_module(subject: Subject, change: SampleChange) -> str | None:
     """The path of the module in which others' rows change too; None if in none.
 
     Modules are asked in the order in which they finish, so the innermost is named.

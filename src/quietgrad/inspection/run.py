@@ -110,7 +110,7 @@ def check(
         strategy=strategy,
     )
     try:
-        findings, covered = _asked(subject, on_check)
+        findings, covered = _run_checks(subject, on_check)
     except Exception as error:
         if select is None:
             error.add_note(_CUT_BY_ROWS)
@@ -127,7 +127,7 @@ def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:
     return count_samples(batch)
 
 
-def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Coverage, ...]]:
+def _run_checks(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Coverage, ...]]:
     findings: list[Finding] = []
     has_losses = True
     for name, ask in PLAIN.items():
@@ -135,7 +135,7 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
         if name in NEED_LOSSES and not has_losses:
             findings.append(_without_losses(name))
             continue
-        found = _answer(name, ask, subject)
+        found = _run_check(name, ask, subject)
         has_losses &= all(f.check != "loss" or f.verdict is not Severity.FAULT for f in found)
         findings += found
     if not has_losses:
@@ -147,11 +147,11 @@ def _asked(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Co
         return [*findings, Finding("capture", Severity.FAULT, str(error)), _randomness(subject)], ()
     for name, look in CAPTURED.items():
         on_check(name)
-        findings += _answer(name, look, subject, captured)
+        findings += _run_check(name, look, subject, captured)
     return [*findings, _randomness(subject)], coverage(subject, captured)
 
 
-def _answer(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) -> list[Finding]:
+def _run_check(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) -> list[Finding]:
     """What a check finds. Being refused by the library is an answer, too."""
     try:
         holds = (ask.__doc__ or "").partition("\n")[0]

@@ -131,7 +131,7 @@ def require_different(batch: Any, places: Sequence[int], select: Select) -> None
         )
 
 
-def labels_in(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
+def find_labels(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
     """The whole numbers that stand alone in a batch of one sample: classes, most likely.
 
     Unless all in it is the sample's (``of_one``), a single number may be the whole batch's.
@@ -149,7 +149,7 @@ def labels_in(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
         children = tree.values() if isinstance(tree, Mapping) else tree
     else:
         children = vars(tree).values() if hasattr(tree, "__dict__") else ()
-    return tuple(number for child in children for number in labels_in(child, of_one=of_one))
+    return tuple(number for child in children for number in find_labels(child, of_one=of_one))
 
 
 def _is_list_of_samples(tree: Any) -> bool:
@@ -285,7 +285,7 @@ class Subject:
     @cached_property
     def labels(self) -> list[tuple[int, ...]]:
         """Of each sample the whole numbers that it comes with; empty if there are none."""
-        return [labels_in(self.select(self.batch, [place])) for place in self.everyone]
+        return [find_labels(self.select(self.batch, [place])) for place in self.everyone]
 
     def fresh_model(self) -> nn.Module:
         """A copy on which nothing was run, with layers' dropout switched off."""
@@ -348,7 +348,7 @@ def require_usable(model: Any, loss_fn: Any) -> None:
 Answer = TypeVar("Answer")
 
 
-def asked_once(ask: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
+def cache_answer(ask: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
     """The answer is kept with the subject, for as long as that is."""
 
     @wraps(ask)

@@ -55,13 +55,13 @@ def budget(memory: int | str | None) -> int:
 def _large_enough(size: int, stated: int | str) -> int:
     if size < _LEAST:
         raise ValueError(
-            f"memory={stated!r} is {in_words(size)}, too small for any training: expected an "
+            f"memory={stated!r} is {format_bytes(size)}, too small for any training: expected an "
             "amount such as 4GB, with its unit"
         )
     return size
 
 
-def in_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     """An amount of memory, to three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 999.5:
@@ -150,7 +150,7 @@ class Profile:
         return len(self.base)
 
     def memory(self, ends: Sequence[int]) -> Floats:
-        """[n], at most alive in each turn, where layers' groups are clipped in the turns ``ends``."""
+        """[n], at most alive in each turn; ``ends`` are the turns in which groups are clipped."""
         highest = self.before_clipping(ends)
         np.maximum.at(highest, np.asarray(ends), self.while_clipping(ends))
         return highest

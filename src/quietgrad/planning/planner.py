@@ -20,9 +20,9 @@ from quietgrad.planning.memory_model import (
     budget,
     ends_of,
     even_starts,
-    in_words,
+    format_bytes,
 )
-from quietgrad.planning.result import Option, Plan, Recommendation, described, listed
+from quietgrad.planning.result import Option, Plan, Recommendation, evaluate_option, make_grouping
 from quietgrad.planning.trace import LossFunction, byte_count, trace
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Strategy
 
@@ -88,18 +88,18 @@ def plan(
     found = best_starts(seen.profile, min(most, length))
     if len(found) < length:
         found.append(tuple(range(length)))
-    best = tuple(described(starts, step, allowed) for starts in found)
+    best = tuple(evaluate_option(starts, step, allowed) for starts in found)
     even = (even_starts(length, option.groups) for option in best)
-    chosen, samples, why = _recommended(best, step, allowed, wanted)
+    chosen, samples, why = _recommend(best, step, allowed, wanted)
     return Plan(
         layers=seen.layers,
         unused=seen.unused,
         best=best,
-        uniform=tuple(described(starts, step, allowed) for starts in even),
+        uniform=tuple(evaluate_option(starts, step, allowed) for starts in even),
         step=step,
         memory=allowed,
         recommended=Recommendation(
-            grouping=listed(seen.layers, seen.unused, chosen.starts, radius),
+            grouping=make_grouping(seen.layers, seen.unused, chosen.starts, radius),
             physical_batch_size=samples,
             option=chosen,
             peak=step.peak(ends_of(chosen.starts, length), samples),
@@ -109,7 +109,7 @@ def plan(
     )
 
 
-def _recommended(
+def _recommend(
     options: Sequence[Option], step: StepMemory, memory: int, wanted: int | None
 ) -> tuple[Option, int, str]:
     """The fewest groups with which what is wanted fits; how many samples; why."""
@@ -117,9 +117,9 @@ def _recommended(
     if most < 1:
         need = min(step.peak(ends_of(option.starts, length), 1) for option in options)
         raise ValueError(
-            f"memory={memory} is too small: one sample needs {in_words(need)} with the best "
-            f"grouping, {in_words(step.fixed)} of it for weights, sums and the optimizer. Allow "
-            "more, freeze parameters, or make the model or the sample smaller"
+            f"memory={memory} is too small: one sample needs {format_bytes(need)} with the best "
+            f"grouping, {format_bytes(step.fixed)} of it for weights, sums and the optimizer. "
+            "Allow more, freeze parameters, or make the model or the sample smaller"
         )
     if wanted is None:
         enough = int(_NEARLY * most) or 1
@@ -130,7 +130,8 @@ def _recommended(
         enough, why = wanted, "the fewest groups with which they fit"
     chosen = next(option for option in options if option.most_samples >= enough)
     samples = wanted if wanted is not None and wanted <= most else chosen.most_samples
-    taken = f"{in_words(step.peak(ends_of(chosen.starts, length), samples))} of {in_words(memory)}"
+    peak = step.peak(ends_of(chosen.starts, length), samples)
+    taken = f"{format_bytes(peak)} of {format_bytes(memory)}"
     return chosen, samples, f"{chosen.in_words}, {samples:,} samples at once ({taken}): {why}."
 
 

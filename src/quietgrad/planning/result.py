@@ -17,7 +17,7 @@ from quietgrad.planning.memory_model import (
     StepMemory,
     bound_ratio,
     ends_of,
-    in_words,
+    format_bytes,
 )
 
 
@@ -108,7 +108,7 @@ class Plan:
 
     def grouping_of(self, option: Option) -> Listed:
         """The groups of an option, in the order of the model."""
-        return listed(self.layers, self.unused, option.starts, self.radius)
+        return make_grouping(self.layers, self.unused, option.starts, self.radius)
 
     def memory_over_turns(self, starts: Sequence[int]) -> Floats:
         """Bytes per sample at most alive in the turn of each layer: the profile of Figure 4."""
@@ -161,7 +161,7 @@ class Plan:
         return [max(clipped[name] for name in layer.parameters) for layer in self.layers]
 
 
-def described(starts: Starts, step: StepMemory, memory: int) -> Option:
+def evaluate_option(starts: Starts, step: StepMemory, memory: int) -> Option:
     """What is to be known about some boundaries."""
     profile = step.trace.profile
     ends = ends_of(starts, profile.length)
@@ -173,7 +173,9 @@ def described(starts: Starts, step: StepMemory, memory: int) -> Option:
     )
 
 
-def listed(layers: Sequence[Layer], unused: Sequence[str], starts: Starts, radius: float) -> Listed:
+def make_grouping(
+    layers: Sequence[Layer], unused: Sequence[str], starts: Starts, radius: float
+) -> Listed:
     """The groups written out, that which is clipped last first: the order of the model."""
     bounds = [*starts, len(layers)]
     runs = [layers[bounds[i] : bounds[i + 1]] for i in reversed(range(len(starts)))]
@@ -213,7 +215,7 @@ def text_of(plan: Plan, *, with_layers: bool = False) -> str:
                     " so many groups.",
                 ),
                 ("if uniform", "the same with groups of nearly equal numbers of layers."),
-                ("samples at once", f"as many as fit in {in_words(plan.memory)}."),
+                ("samples at once", f"as many as fit in {format_bytes(plan.memory)}."),
                 ("bound", ASSUMPTIONS),
             ]
         ),
@@ -230,7 +232,7 @@ def _layers(plan: Plan) -> str:
         sizes = (layer.positions, layer.inputs, layer.outputs)
         shown = ("-" if size is None else f"{size:,}" for size in sizes)
         lines.append(
-            (layer.name, layer.kind, f"{layer.numbers:,}", *shown, in_words(layer.held)),
+            (layer.name, layer.kind, f"{layer.numbers:,}", *shown, format_bytes(layer.held)),
         )
     return _table(header, lines, left=(0, 1))
 
@@ -240,8 +242,8 @@ def _options(plan: Plan) -> str:
     lines = [
         (
             f"{best.groups}{names.get(best.groups, '')}",
-            in_words(best.peak),
-            in_words(even.peak),
+            format_bytes(best.peak),
+            format_bytes(even.peak),
             f"{best.most_samples:,}",
             f"x {best.bound:.2f}",
             "recommended" if best.groups == plan.recommended.option.groups else "",
@@ -279,13 +281,13 @@ def _remarks(plan: Plan) -> list[str]:
     if len({option.most_samples for option in plan.best}) == 1 and probing >= plan.best[-1].peak:
         lines.append(
             "Groups make no difference to how many samples fit here: while the first batches are "
-            f"probed, a sample takes {in_words(probing)} whatever the groups."
+            f"probed, a sample takes {format_bytes(probing)} whatever the groups."
         )
     lines.append(
-        f"Besides: {in_words(step.fixed)} for weights ({in_words(step.weights)}), sums "
-        f"({in_words(step.trainable)}) and optimizer ({in_words(step.optimizer)}), whatever the "
-        f"groups; {in_words(probing)} per sample while the first batches are probed. "
-        "All of this is memory of tensors; on the CPU a process may hold a third more."
+        f"Besides: {format_bytes(step.fixed)} for weights ({format_bytes(step.weights)}), sums "
+        f"({format_bytes(step.trainable)}) and optimizer ({format_bytes(step.optimizer)}), "
+        f"whatever the groups; {format_bytes(probing)} per sample while the first batches are "
+        "probed. All of this is memory of tensors; on the CPU a process may hold a third more."
     )
     if plan.unused:
         lines.append(f"No gradient reached {', '.join(plan.unused)}: in the group clipped last.")

@@ -105,7 +105,7 @@ def trace(
     unused = [n for n, p in model.named_parameters() if p.requires_grad and n not in arrivals.names]
     return Trace(
         samples=samples,
-        layers=tuple(follow.described(model, samples)),
+        layers=tuple(follow.describe_layers(model, samples)),
         unused=tuple(unused),
         profile=follow.profile(samples),
         probing=arrivals.highest / samples,
@@ -165,7 +165,7 @@ class _Follow:
         base, clipped, work = np.array(self.turns).T / samples
         return Profile(base, kept, clipped, work)
 
-    def described(self, model: nn.Module, samples: int) -> Iterator[Layer]:
+    def describe_layers(self, model: nn.Module, samples: int) -> Iterator[Layer]:
         """The layers in order of back-propagation."""
         kept = self.profile(samples).kept.sum(1)
         parameters = dict(model.named_parameters())

@@ -150,11 +150,11 @@ def merge_similar(releases: Mapping[Release, int]) -> Releases:
         return dict(releases)
     merged: Counter[Release] = Counter()
     for release, count in releases.items():
-        merged[_rounded(release)] += count
+        merged[_round_release(release)] += count
     return dict(merged)
 
 
-def _rounded(release: Release) -> Release:
+def _round_release(release: Release) -> Release:
     if release.truncation is not None:
         return release  # its rate is part of the sampling
     sigma, rate = release.noise_multiplier, release.rate

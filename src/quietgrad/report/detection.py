@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from quietgrad.accounting import accountants
+from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.accountants.base import PrivacyProfile
-from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent, TruncatedPoisson
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.report.statement import Bound, EpsilonAtDelta, Epsilons, GroupBound

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from quietgrad._checks import require_choice, require_count, require_delta, require_rate
 from quietgrad._format import plain
-from quietgrad.accounting.calibration import DEFAULT_ACCOUNTANT
+from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT
 from quietgrad.errors import QuietgradError
 from quietgrad.runs.schema import (
     LEDGER,

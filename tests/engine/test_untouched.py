@@ -184,9 +184,16 @@ def saved(model):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved]
-)
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def pickled_by_the_first_version(model):
+    """Its hooks had two classes."""
+    return pickle.loads(pickle.dumps(model, 0).replace(b"\n_Hook\n", b"\n_Enter\n"))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, pickled_by_the_first_version, saved])
 def test_copies_of_an_attached_model_are_plain(duplicate):
     model, plain = mlp(), mlp()
     engine = attach(model)

@@ -6,7 +6,6 @@ refused. Closures, iterators and open files are not looked into.
 
 from __future__ import annotations
 
-import logging
 import random
 from array import array
 from collections import OrderedDict, deque
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from quietgrad.capture.compare import attributes_of, slots_of
 from quietgrad.factors.base import version_of
@@ -28,9 +26,7 @@ _OTHERS = frozenset(vars(nn.Module()))  # parameters, buffers, children, hooks, 
 _SIMPLE = (bool, int, float, str, type(None), np.generic)
 _VALUES = (Tensor, np.ndarray, bytearray, array, *_SIMPLE)
 _NUMBERS = (float, np.floating, np.ndarray, bytearray, array)
-# The data itself, and loggers and engines that a module may know: nothing that a forward keeps.
-_CLOSED = (Tensor, np.ndarray, Dataset, DataLoader, logging.Logger)
-_OWN = ("quietgrad.engine", "quietgrad.capture")
+_OWN = ("quietgrad.engine", "quietgrad.capture")  # a module may know its engine
 _DEEPEST = 6
 _MOST_COMPARED = 2**16  # entries of an array; above, only its identity is
 
@@ -76,7 +72,8 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_open(value: Any) -> bool:
-    return not isinstance(value, _CLOSED) and not type(value).__module__.startswith(_OWN)
+    is_own = str(type(value).__module__).startswith(_OWN)
+    return not is_own and not isinstance(value, (Tensor, np.ndarray))
 
 
 # -- data that is kept ---------------------------------------------------------------------------

@@ -271,6 +271,9 @@ class _Hook:
         return type(self), ()
 
 
+_Enter = _Leave = _Hook  # their names in pickles of attached models that 0.1.0 wrote
+
+
 def detach(model: nn.Module) -> None:
     """Detach whatever engine is attached to a model, also one that is no longer at hand."""
     for module in model.modules():

@@ -79,7 +79,7 @@ class Call:
         return self._target_of(value) is not None
 
     def value(self, tensor: Any) -> Any:
-        """A managed tensor cut off from autograd; anything else as it is."""
+        """A managed tensor cut off from autograd; anything else unchanged."""
         return tensor.detach() if self.is_managed(tensor) else tensor
 
     def watch(
@@ -140,7 +140,7 @@ class Call:
         return self._tape.tap_source(tensor.detach(), site, shape)
 
     def own_copies(self, tensor: Any) -> Any:
-        """A parameter repeated once per sample as data; anything else as it is."""
+        """A parameter repeated once per sample as data; anything else unchanged."""
         target = self._target_of(tensor)
         if target is None or not is_spread_over_samples(target, self._tape.batch):
             return tensor

@@ -291,7 +291,7 @@ def _broadcast_source(
 
 
 def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    """Without its graph: an operation that saves its own output would hold itself for ever."""
+    """Without its graph: an operation that saves its own output would keep itself alive."""
     return tensor.detach(), tensor._version
 
 

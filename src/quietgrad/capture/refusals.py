@@ -243,7 +243,7 @@ _BATCH_NORM = "input weight bias running_mean running_var training momentum eps 
 _INSTANCE_NORM = "input weight bias running_mean running_var use_input_stats momentum eps"
 _EMBEDDING = "weight indices padding_idx scale_grad_by_freq sparse"
 
-# How a function is judged, and the names of its arguments: those of native ones are not told.
+# How a function is judged, and the names of its arguments, which native ones do not give.
 _CHECKS: dict[Callable[..., Any], tuple[Callable[[dict[str, Any], str], None], list[str]]] = {
     torch.batch_norm: (_check_batch_norm, _BATCH_NORM.split()),
     torch.native_batch_norm: (_check_batch_norm, _BATCH_NORM.split()),

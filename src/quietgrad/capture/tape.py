@@ -145,7 +145,7 @@ class Tape:
         )
 
     def accept_ambiguity(self) -> None:
-        """Every sample has been told apart from every other: what is left is exact here."""
+        """Every sample was distinguished from every other: what is left is exact here."""
         self._all_told_apart = True
 
     def probe(self, losses: Tensor, seeded: Tensor) -> dict[SiteKey, tuple[float, float]]:
@@ -201,8 +201,8 @@ class Tape:
     def refuse_escape(self, name: str) -> None:
         """A tensor computed from parameters alone reached the loss without meeting any data.
 
-        So it seems: in a forward with another number of samples than the batch has, which nobody
-        will ask the engine about, data is taken for a constant. There a stray backward is told.
+        So it seems: in a forward with another number of samples than the batch has, data is taken
+        for a constant. If the engine is not asked about it, the backward pass is a stray one.
         """
         if self.phase not in (TapePhase.PROBING, TapePhase.COLLECTING):
             raise _stray(f"'{name}'")

@@ -114,7 +114,7 @@ class Gru(Kind):
 
 
 class Lstm(Kind):
-    """nn.LSTM: input gate, forget gate, candidate, output gate; and the cell as it is shown."""
+    """nn.LSTM: input gate, forget gate, candidate, output gate; and the activated cell."""
 
     kept = 5
 
@@ -181,8 +181,8 @@ class _Recurrence(torch.autograd.Function):
         width = weight.shape[1]
         keep = projected.new_empty(steps, batch, kind.kept * width)
         states = tuple(projected.new_empty(steps + 1, batch, width) for _ in state)
-        for room, initial in zip(states, state, strict=True):
-            room[0].copy_(initial)
+        for steps_of, initial in zip(states, state, strict=True):
+            steps_of[0].copy_(initial)
         added = projected.new_zeros(()) if bias is None else bias
         recurrent, transposed = projected.new_empty(batch, len(weight)), weight.t()
         for step in range(steps):

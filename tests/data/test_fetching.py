@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from quietgrad import data
+from quietgrad.cli import main
 from quietgrad.data import cache as packages
 from quietgrad.data.sources import SOURCES, Source
 from quietgrad.errors import DataError

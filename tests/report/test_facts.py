@@ -10,7 +10,7 @@ import pytest
 
 from quietgrad import AdaptiveRadius, accounting
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, TruncatedPoisson
-from quietgrad.report import Statement, as_html, statement_of_folder
+from quietgrad.report import Statement, as_html, statement_of_engine, statement_of_folder
 from quietgrad.report.detection import epsilons, has_groups
 
 from .helpers import BATCH, DELTA, RECORDS, audit, engine_of, facts, trained
@@ -57,7 +57,7 @@ def test_tables_state_the_settings(engine):
     assert found["Expected batch size"] == f"{BATCH} records"
     assert found["Divisor of the sum"].startswith(f"{BATCH},")
     assert found["Sampling rate (q)"] == "0.2"
-    assert found["Sampling performed"].startswith("poisson at rate 0.2")
+    assert found["Sampling performed"] == "Poisson, rate 0.2, 5 steps per epoch"
     assert "q = 0.2" in found["Sampling assumed by the accountant"]
     assert found["Clipping function"] == "auto-s, gamma 0.01"
     assert found["Steps in the ledger"].startswith("10 ")
@@ -66,6 +66,75 @@ def test_tables_state_the_settings(engine):
     assert found["Seeded"] == "no"
     assert {"quietgrad", "torch", "numpy", "dp-accounting", "python"} <= set(found)
     assert found["Cost of tuning"].startswith("not included")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 7}, "Poisson, rate 0.175, 6 steps per epoch"),
+        ({"batch_size": 13}, "Poisson, rate 0.325, 3 steps per epoch"),
+        ({"batch_size": 40}, "Poisson, rate 1, 1 step per epoch"),
+        (
+            {"sampling": "poisson:20"},
+            "Poisson, rate 0.2, at most 20 records in a step, 5 steps per epoch",
+        ),
+        (
+            {"sampling": "shuffled", "adjacency": "replace-one"},
+            "shuffled, 40 samples in batches of 8",
+        ),
+    ],
+)
+def test_sampling_in_words(options, words):
+    engine, _ = engine_of(**options)
+    engine.detach()
+    assert facts(engine.report())["Sampling performed"] == words
+
+
+def test_the_rate_is_rounded(engine):
+    settings = engine.settings() | {"sampler": "poisson at rate 0.10666666666666667, 9 steps"}
+    found = facts(statement_of_engine(engine.ledger, settings))
+    assert found["Sampling performed"] == "Poisson, rate 0.106667, 9 steps per epoch"
+
+
+def test_the_user_states_title_and_data(engine, tmp_path):
+    title, data = "Digits <v2> & more", "scans of\n 2025, <b>one</b> per person"
+    statement = engine.report(tmp_path / "report.html", title=title, data=data)
+    one_line = "scans of 2025, <b>one</b> per person"
+    assert (statement.title, statement.stated_title, statement.stated_data) == (
+        title,
+        title,
+        one_line,
+    )
+    found = facts(statement)
+    assert found["Training data"] == f"{one_line} (as stated by the user); stored as TensorDataset"
+    assert found["Model"] == "Sequential (class name)"
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>Digits &lt;v2&gt; &amp; more</h1>" in page
+    assert "The title is as stated by the user." in page
+    assert "&lt;b&gt;one&lt;/b&gt; per person (as stated by the user)" in page
+    assert "<b>" not in page
+    assert Statement.from_dict(json.loads(json.dumps(statement.as_dict()))) == statement
+
+
+def test_nothing_is_attributed_to_a_user_who_states_nothing(engine):
+    statement = engine.report()
+    assert statement.title == "Sequential"
+    assert "as stated by the user" not in as_html(statement)
+    assert any("did not state which data" in unknown for unknown in statement.unknowns)
+    # Reports of before these keys are read, and still have the same keys.
+    written = statement.as_dict()
+    assert not {"stated_title", "stated_data"} & set(written)
+    assert Statement.from_dict(written) == statement
+
+
+@pytest.mark.parametrize("name", ["title", "data"])
+def test_statements_of_the_user_are_text(engine, tmp_path, name):
+    path = tmp_path / "report.html"
+    with pytest.raises(TypeError, match=rf"{name}=7 is not valid: expected plain text.*got int"):
+        engine.report(path, **{name: 7})
+    with pytest.raises(ValueError, match=rf"{name}=' ' is not valid: .*Leave it out"):
+        engine.report(path, **{name: " "})
+    assert not path.exists()
 
 
 def test_groups_and_radii_are_listed():

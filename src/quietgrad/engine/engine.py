@@ -447,6 +447,8 @@ class PrivacyEngine:
         *,
         audit: AuditFindings | None = None,
         metrics: Iterable[Mapping[str, Any]] = (),
+        title: str | None = None,
+        data: str | None = None,
     ) -> Statement:
         """The privacy report so far: what is promised, to whom, and what is not covered.
 
@@ -455,10 +457,13 @@ class PrivacyEngine:
             audit: what an audit of such training found: its result, or its JSON object.
             metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
                 "epsilon". They are shown as they are: pass none that was read from training data.
+            title: what was trained, in your words. None for the name of the model's class.
+            data: the training data, in your words. The report marks title and data as stated by
+                the user, because no evidence confirms them.
         """
         report = import_module("quietgrad.report")  # by name: the engine does not depend on it
         statement: Statement = report.statement_of_engine(
-            self._ledger, self.settings(), audit=audit, metrics=metrics
+            self._ledger, self.settings(), audit=audit, metrics=metrics, title=title, data=data
         )
         if path is not None:
             report.write(statement, path)

@@ -13,7 +13,13 @@ from quietgrad.accounting.events import Adjacency, GaussianEvent
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.report.consistency import contradictions
 from quietgrad.report.detection import FALSE_ALARMS, epsilons
-from quietgrad.report.evidence import AuditFindings, Evidence, check_audit, evidence_in
+from quietgrad.report.evidence import (
+    AuditFindings,
+    Evidence,
+    check_audit,
+    check_words,
+    evidence_in,
+)
 from quietgrad.report.statement import FORMAT, Epsilons, Kind, Phase, Statement, Verdict
 from quietgrad.report.text import (
     claim,
@@ -53,6 +59,8 @@ def statement_of_engine(
     *,
     audit: AuditFindings | None = None,
     metrics: Iterable[Mapping[str, Any]] = (),
+    title: str | None = None,
+    data: str | None = None,
 ) -> Statement:
     """The statement for a live engine.
 
@@ -61,11 +69,22 @@ def statement_of_engine(
         settings: what `engine.settings()` gives.
         audit: what an audit found.
         metrics: one mapping per epoch.
+        title: what was trained, in the user's words.
+        data: the training data, in the user's words.
     """
     lines = tuple(check_metrics(line, f"metrics[{index}]") for index, line in enumerate(metrics))
     checked = None if audit is None else check_audit(audit)
-    parsed = RunSettings.from_dict(settings)
-    return statement_of(Evidence(ledger, parsed, metrics=lines, audit=checked, is_live=True))
+    return statement_of(
+        Evidence(
+            ledger,
+            RunSettings.from_dict(settings),
+            metrics=lines,
+            audit=checked,
+            is_live=True,
+            stated_title=check_words("title", title, "Triage model, version 3"),
+            stated_data=check_words("data", data, "admissions of 2025, one record per patient"),
+        )
+    )
 
 
 def statement_of_folder(
@@ -93,7 +112,8 @@ def statement_of(evidence: Evidence) -> Statement:
         delta=evidence.stated_delta if evidence.delta is None else evidence.delta,
         accountant=evidence.accountant,
     )
-    names = ((config or {}).get("recipe"), None if settings is None else settings.data.get("model"))
+    model = None if settings is None else settings.data.get("model")
+    names = (evidence.stated_title, (config or {}).get("recipe"), model)
     named = (name for name in names if isinstance(name, str) and name)
     return Statement(
         format=FORMAT,
@@ -111,6 +131,8 @@ def statement_of(evidence: Evidence) -> Statement:
         audit=evidence.audit,
         settings=None if settings is None else plain(settings.data),
         config=None if config is None else plain(config),
+        stated_title=evidence.stated_title,
+        stated_data=evidence.stated_data,
     )
 
 

@@ -31,11 +31,15 @@ class Evidence(RunFiles):
         audit: what an audit of such training found, as plain data.
         delta: asked for by the reader, instead of the run's own.
         is_live: whether this comes from an engine, not from files.
+        stated_title: what the user calls the training.
+        stated_data: what the user says about the training data.
     """
 
     audit: dict[str, Any] | None = None
     delta: float | None = None
     is_live: bool = False
+    stated_title: str | None = None
+    stated_data: str | None = None
 
     @property
     def private_result(self) -> Mapping[str, Any]:
@@ -158,6 +162,18 @@ def check_audit(findings: AuditFindings) -> dict[str, Any]:
         ) from error
     found: dict[str, Any] = plain(data)
     return found
+
+
+def check_words(name: str, value: object, example: str) -> str | None:
+    """What the user states, on one line."""
+    if value is None:
+        return None
+    expected = f"expected plain text, such as {name}={example!r}"
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} is not valid: {expected}, got {type(value).__name__}")
+    if not value.strip():
+        raise ValueError(f"{name}={value!r} is not valid: {expected}. Leave it out to state none")
+    return " ".join(value.split())
 
 
 def _require_consistent(data: Mapping[str, Any]) -> None:

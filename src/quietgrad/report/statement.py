@@ -164,6 +164,8 @@ class Statement:
         audit: what an audit found, as supplied.
         settings: of the engine, if they are known.
         config: what the run was asked to do, if that is known.
+        stated_title: the title in the user's words; None, and then no key of the JSON, without one.
+        stated_data: the training data in the user's words; likewise.
     """
 
     format: int
@@ -181,11 +183,13 @@ class Statement:
     audit: dict[str, Any] | None
     settings: dict[str, Any] | None
     config: dict[str, Any] | None
+    stated_title: str | None = None
+    stated_data: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data that strict JSON holds."""
         found: dict[str, Any] = plain(self)
-        return found
+        return {name: found[name] for name in found if name not in _STATED or found[name]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Statement":
@@ -193,6 +197,9 @@ class Statement:
         found = _restore(cls, data)
         assert isinstance(found, cls)
         return found
+
+
+_STATED = ("stated_title", "stated_data")  # added to format 2: reports without them are read
 
 
 def _restore(kind: Any, data: Any) -> Any:
@@ -209,6 +216,8 @@ def _restore(kind: Any, data: Any) -> Any:
         return tuple(_restore(options[0], each) for each in data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
+        if isinstance(data, dict) and kind is Statement:
+            data = dict.fromkeys(_STATED) | data
         if not isinstance(data, dict) or set(data) != set(hints):
             raise ValueError(f"not a {kind.__name__}: expected the fields {', '.join(hints)}")
         return kind(**{name: _restore(hint, data[name]) for name, hint in hints.items()})

@@ -1,5 +1,6 @@
 """The sentences, lists and tables of a report, for readers who need no formula."""
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -213,6 +214,11 @@ def unknowns(evidence: Evidence) -> tuple[str, ...]:
             "There is no configuration. It is unknown what the run was asked to do.",
         ),
         (
+            evidence.is_live and evidence.stated_data is None,
+            "The user did not state which data were used for training. Only the class of the data"
+            " set is known.",
+        ),
+        (
             evidence.audit is None,
             "No audit was supplied: the claim was not tested by an attack.",
         ),
@@ -258,6 +264,8 @@ def _data(evidence: Evidence) -> Iterator[Fact]:
     kind = None if settings is None else settings.data.get("dataset")
     recipe, folder = config.get("recipe"), config.get("data_dir")
     parts = []
+    if evidence.stated_data is not None:
+        parts.append(f"{evidence.stated_data} (as stated by the user)")
     if recipe is not None and config.get("smoke"):
         parts.append(f"synthetic data for a smoke run of the recipe {recipe}")
     elif recipe is not None:
@@ -339,9 +347,21 @@ def _listed(options: Mapping[str, object]) -> list[str]:
 def _sampling(settings: RunSettings) -> Iterator[Fact]:
     yield Fact("Expected batch size", count(settings.batch_size, "record"))
     yield Fact("Sampling rate (q)", f"{settings.sample_rate:.6g}")
-    yield Fact("Sampling performed", _text(settings.data, "sampler"))
+    yield Fact("Sampling performed", _sampler_in_words(_text(settings.data, "sampler")))
     yield Fact("Sampling assumed by the accountant", sampling_in_words(settings.sampling))
     yield Fact("Steps in an epoch", _number(settings.data, "steps_per_epoch"))
+
+
+def _sampler_in_words(written: str) -> str:
+    """The description of Poisson sampling with a rounded rate; others unchanged."""
+    found = re.fullmatch(
+        r"poisson at rate (\d[\d.e-]*)(?:, at most (\d+) samples)?, (\d+) steps", written
+    )
+    if found is None:
+        return written
+    rate, largest, steps = found.groups()
+    cut = "" if largest is None else f", at most {count(int(largest), 'record')} in a step"
+    return f"Poisson, rate {float(rate):.6g}{cut}, {count(int(steps), 'step')} per epoch"
 
 
 def _steps(evidence: Evidence) -> Iterator[Fact]:

@@ -15,7 +15,14 @@ def test_the_example_runs_within_its_budget(tmp_path, monkeypatch):
     (example,) = (block for block in blocks_of(README) if block.language == "python")
     code = [line for line in example.text.splitlines() if line.strip()]
     assert len(code) <= 20
-    assert printed_by(example, {"__name__": "readme"}, README) == "True\n"
+    accuracy, sentence = printed_by(example, {"__name__": "readme"}, README).splitlines()
+    # Chance is 10 %; what is shown is about 80 %.
+    assert float(re.fullmatch(r"accuracy on held-out digits: (\d+\.\d)%", accuracy)[1]) > 50
+    epsilon = re.search(r"\(epsilon = (\d\.\d+), delta = 0\.0001\)-differential", sentence)
+    assert 0 < float(epsilon[1]) <= 3
+    # The same sentence is shown below the example.
+    figures = r"\d+(\.\d+)?"
+    assert re.sub(figures, "#", sentence) in re.sub(figures, "#", TEXT)
     assert (tmp_path / "report.html").exists()
 
 

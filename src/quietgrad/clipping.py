@@ -331,7 +331,9 @@ class _Probe:
     def message(self, flaw: str) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         where = f"radius {self.radius:g}, {dtype}"
-        return f"{self.clipping!r} is not a clipping function: {where}: {flaw}"
+        # A plain function is known to its author by the name it is registered under.
+        name = self.clipping.name if isinstance(self.clipping, Registered) else self.clipping
+        return f"{name!r} is not a clipping function: {where}: {flaw}"
 
 
 def _rearrangements(norms: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

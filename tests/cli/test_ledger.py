@@ -44,6 +44,15 @@ def test_a_ledger_of_passes_is_read_by_its_own_adjacency(tmp_path):
     assert "replace-one" in result.output
 
 
+def test_another_file_is_not_called_an_altered_ledger(tmp_path):
+    other = tmp_path / "model.py"
+    other.write_text("import torch\n")
+    result = run(other, "--delta", "1e-5")
+    assert result.exit_code == 2
+    assert "model.py is not a quietgrad ledger (line 1" in result.output
+    assert "altered" not in result.output
+
+
 def test_reading_makes_nothing(tmp_path):
     result = run(tmp_path / "folder" / "none.jsonl", "--delta", "1e-5")
     assert result.exit_code == 2

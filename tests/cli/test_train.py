@@ -42,6 +42,7 @@ def test_plain_output_has_lines_and_a_table_without_control_codes():
     assert "\x1b" not in result.output
     assert "\r" not in result.output
     for expected in (
+        "digits (smoke run, synthetic data): private",
         "epoch 1/1",
         "test loss",
         "test accuracy",

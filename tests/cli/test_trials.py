@@ -205,12 +205,12 @@ def test_a_smoke_run_stands_beside_no_paper():
     assert found["smoke"] is True
     assert [each["reference"] for each in found["columns"]] == [None, None, None]
     assert "paper" not in said.lower()
-    assert "fashion-mnist (smoke): epsilon 3" in said
+    assert "fashion-mnist (smoke run, synthetic data): epsilon 3" in said
 
 
 def test_a_smoke_sweep_says_so_in_its_title():
     said = text_of(run("sweep", "digits", *SMALL, "--over", "lr=0.1"))
-    assert "auto-s (smoke): test accuracy" in said
+    assert "auto-s (smoke run, synthetic data): test accuracy" in said
 
 
 # Files

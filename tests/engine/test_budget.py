@@ -19,6 +19,13 @@ def test_nothing_is_spent_before_the_first_step():
     assert engine.epsilon() == 0.0
 
 
+def test_an_engine_shows_its_target_and_its_noise():
+    engine = attach(mlp(), **TARGET)
+    noise = f"noise_multiplier={engine.noise_multiplier:.4g}"
+    assert f"epsilon=2, {noise}, delta=0.001, 0 steps taken" in repr(engine)
+    assert "batch_size=8, noise_multiplier=1, delta=0.001" in repr(attach(mlp()))
+
+
 def test_epsilon_only_grows_and_ends_at_the_target():
     model = mlp()
     engine = attach(model, **TARGET)

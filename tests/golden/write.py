@@ -1,8 +1,8 @@
-"""Write the golden files anew: `python -m tests.golden.write [PART ...]`.
+"""Write golden files again: `python -m tests.golden.write PART ...`, with the parts named.
 
-Only after a change of a format, of a figure or of a text that is meant. Read the difference
-before it is committed: what older versions wrote must still be read, so a changed format needs
-new files beside the old ones, not in their place.
+Only after an intended change of a format, a figure or a text. Review the difference before you
+commit it. `ledgers`, `checkpoints` and `runs` hold what an earlier version wrote and must still be
+read: a changed format needs new files beside the old ones, not in their place.
 """
 
 import json
@@ -108,10 +108,12 @@ PARTS: list[Callable[[], None]] = [ledgers, checkpoints, runs, outputs, help]
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    unknown = set(sys.argv[1:]) - {part.__name__ for part in PARTS}
-    if unknown:
-        sys.exit(f"no such parts: {sorted(unknown)}; there are {[p.__name__ for p in PARTS]}")
-    for part in PARTS:
-        if part.__name__ in (sys.argv[1:] or [part.__name__]):
-            print(part.__name__)
-            part()
+    chosen, known = sys.argv[1:], {part.__name__: part for part in PARTS}
+    if not chosen or set(chosen) - set(known):
+        found = (
+            f"no such part: {', '.join(set(chosen) - set(known))}" if chosen else "no part named"
+        )
+        sys.exit(f"{found}. Name what to write: {', '.join(known)}")
+    for name in chosen:
+        print(name)
+        known[name]()

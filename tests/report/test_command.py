@@ -84,4 +84,4 @@ def test_refusals(folder, tmp_path):
     (folder / "audit.json").write_text("{}")
     refused(run(folder, "--audit", folder / "audit.json"), "an audit found (it has no 'violated')")
     (folder / "ledger.jsonl").write_text("no ledger\n")
-    refused(run(folder), "was altered")
+    refused(run(folder), "is not a quietgrad ledger")

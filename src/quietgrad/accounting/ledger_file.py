@@ -34,6 +34,7 @@ if sys.platform != "win32":
 
 _FORMAT = 1
 _RESTORED = "restored"
+_HEADING_NAMES = (b'"hash"', b'"quietgrad"')  # a damaged first line still has one of them
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -265,8 +266,13 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
     lines = whole.split(b"\n") if newline else []
     if not lines:
         raise LedgerError(
-            f"{path} is no ledger: its first line is missing. If it was one, restore a copy;"
+            f"{path} is not a quietgrad ledger: its first line is missing. If it was one, restore a copy;"
             " without it nobody can tell what was spent"
+        )
+    if not any(name in lines[0] for name in _HEADING_NAMES):
+        raise LedgerError(
+            f"{path} is not a quietgrad ledger (line 1 is not a ledger record). Name the"
+            " ledger.jsonl of a run; if this file was a ledger, restore a copy of it"
         )
     heading, digest = _verify_line(lines[0], "", path, 1)
     if heading.get("format") != _FORMAT:

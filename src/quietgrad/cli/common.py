@@ -142,6 +142,11 @@ def title(name: str) -> str:
     return name.replace("_", " ")
 
 
+def titled(name: str, *, smoke: bool) -> str:
+    """What a title begins with: figures of synthetic data must not be taken for others."""
+    return f"{name} (smoke run, synthetic data)" if smoke else name
+
+
 def score(name: str, value: float) -> str:
     """A score: shares in per cent, everything else as a number."""
     return f"{value:.1%}" if name.endswith(("accuracy", "f1")) else f"{value:.3f}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quietgrad._checks import require_count
-from quietgrad.cli.common import counted, refusals
+from quietgrad.cli.common import counted, refusals, titled
 from quietgrad.cli.options import json_option
 from quietgrad.cli.recipe_options import RequestedOptions, recipe_options
 from quietgrad.cli.trials import (
@@ -24,7 +24,6 @@ from quietgrad.cli.trials import (
     interval,
     is_beside_papers,
     split_clippings,
-    titled,
     trial_options,
     variants_of,
 )

@@ -16,7 +16,7 @@ from quietgrad._format import json_number, printed
 from quietgrad.accounting.accountants import profile
 from quietgrad.accounting.events import GaussianEvent, Poisson
 from quietgrad.accounting.tuning import RunsDistribution, TunedSearch, tuned
-from quietgrad.cli.common import refusals, write_figure
+from quietgrad.cli.common import refusals, titled, write_figure
 from quietgrad.cli.options import json_option
 from quietgrad.cli.recipe_options import RequestedOptions, recipe_options
 from quietgrad.cli.trials import (
@@ -28,7 +28,6 @@ from quietgrad.cli.trials import (
     finish,
     interval,
     split_clippings,
-    titled,
     trial_options,
     variants_of,
 )

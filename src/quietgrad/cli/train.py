@@ -12,7 +12,16 @@ from rich.table import Table
 from quietgrad._format import printed
 from quietgrad.accounting.accountants import profile, resolve
 from quietgrad.accounting.calibration import as_if_poisson
-from quietgrad.cli.common import counted, plain_warnings, refusals, say, score, title, to_json
+from quietgrad.cli.common import (
+    counted,
+    plain_warnings,
+    refusals,
+    say,
+    score,
+    title,
+    titled,
+    to_json,
+)
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.recipe_options import Folder, RequestedOptions, recipe_options
 from quietgrad.cli.request import (
@@ -140,7 +149,8 @@ def _train(
                 on_epoch=display.on_epoch,
                 on_step=display.on_step,
             )
-    return TrainingSummary(recipe, request.seed, engine, private, ordinary), split
+    is_smoke = bool(folder.config["smoke"])
+    return TrainingSummary(recipe, request.seed, engine, private, ordinary, is_smoke), split
 
 
 class TrainingSummary:
@@ -153,9 +163,10 @@ class TrainingSummary:
         engine: "PrivacyEngine",
         private: Outcome,
         ordinary: Outcome | None,
+        is_smoke: bool,
     ) -> None:
         self.recipe, self.seed, self.engine = recipe, seed, engine
-        self.private, self.ordinary = private, ordinary
+        self.private, self.ordinary, self.is_smoke = private, ordinary, is_smoke
         settings, ledger = recipe.settings, engine.ledger
         self.is_guarantee = resolve(settings.accountant).is_guarantee
         # Steps that are in the ledger and not in the weights: interruptions undid them.
@@ -219,7 +230,8 @@ class TrainingSummary:
             "grouping": f"{settings.grouping} ({groups})",
             "sensitivity": f"{engine.sensitivity:g}",
         }
-        table = Table("", title=f"{self.recipe.name}: {' and '.join(columns)} training")
+        name = titled(self.recipe.name, smoke=self.is_smoke)
+        table = Table("", title=f"{name}: {' and '.join(columns)} training")
         for name in columns:
             table.add_column(name, justify="right")
         for row in columns["private"]:

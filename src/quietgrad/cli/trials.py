@@ -94,11 +94,6 @@ def is_beside_papers(found: Changes, *, smoke: bool) -> bool:
     return not smoke and not found.keys() - {*_ALWAYS_IN_TITLE, "accountant"}
 
 
-def titled(name: str, *, smoke: bool) -> str:
-    """What a title begins with: figures of synthetic data must not be taken for others."""
-    return f"{name} (smoke)" if smoke else name
-
-
 def conditions(settings: Settings, swept: Collection[str] = ()) -> str:
     """What a title says about a training, but for settings that are swept over."""
     parts = [] if "epsilon" in swept else [f"epsilon {settings.epsilon:g}"]

@@ -134,6 +134,12 @@ class Budget:
             self._noise_multiplier = self._calibrated()
         return self._noise_multiplier
 
+    def describe(self) -> str:
+        """Target and noise, as arguments; it never calibrates, which may be slow or refused."""
+        target = "" if self._target is None else f"epsilon={self._target:g}, "
+        sigma = self._noise_multiplier
+        return f"{target}noise_multiplier={'not yet known' if sigma is None else f'{sigma:.4g}'}"
+
     @property
     def planned_steps(self) -> int | None:
         """How many steps there are to be; None without a plan."""

@@ -473,7 +473,8 @@ class PrivacyEngine:
         groups = f"{len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
         return (
             f"PrivacyEngine({type(self._model).__name__}, {self._clipping}, {groups}, "
-            f"batch_size={self.batch_size}, delta={self.delta:g}, {self.steps_taken} steps taken)"
+            f"batch_size={self.batch_size}, {self._budget.describe()}, delta={self.delta:g}, "
+            f"{self.steps_taken} steps taken)"
         )
 
     def __reduce__(self) -> NoReturn:

@@ -42,6 +42,8 @@ def test_a_plan_in_a_terminal(target):
     text = text_of(result)
     for words in ("1 (all-layer)", "5 (layer-wise)", "Theorem 1", "Recommended:", "linear"):
         assert words in text
+    assert result.stdout.startswith("Recommended:")
+    assert "or your batch size, if smaller" in text
     assert text.count("Theorem 1") == 1
     for column in ("T", "d, p", "held/sample", "peak/sample", "if uniform", "bound"):
         assert re.search(rf"^{column}  +[a-zT]", result.stdout, re.MULTILINE), column
@@ -55,8 +57,8 @@ def test_it_says_what_a_printed_plan_says(target):
 
 def test_progress_is_told_on_stderr(target):
     result = run("plan", target, "--memory", "100MB")
-    making, *passes = result.stderr.splitlines()
-    assert making == f"making {target}"
+    loading, *passes = result.stderr.splitlines()
+    assert loading == f"loading {target}"
     assert [line[: len("pass 1 of 3")] for line in passes] == [
         *("pass 1 of 3", "pass 2 of 3", "pass 3 of 3")
     ]

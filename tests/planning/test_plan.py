@@ -54,8 +54,16 @@ def test_the_best_is_never_worse_than_the_uniform(plan):
 
 def test_as_many_samples_fit_as_are_said_to(plan):
     for option in plan.best:
-        assert total(plan, option, option.most_samples) <= plan.memory
-        assert total(plan, option, option.most_samples + 1) > plan.memory
+        assert total(plan, option, option.most_samples) <= plan.for_tensors
+        assert total(plan, option, option.most_samples + 1) > plan.for_tensors
+
+
+def test_a_third_more_than_is_recommended_fits_in_the_memory_of_the_cpu(plan):
+    assert plan.memory == 10**9
+    assert plan.recommended.peak * 4 / 3 <= plan.memory < plan.recommended.peak * 1.5
+    text = " ".join(str(plan).split())
+    assert "(750 MB of 1 GB)" in text
+    assert "the rest of 1 GB is kept in reserve" in text
 
 
 def test_the_fewest_groups_with_which_a_batch_fits(subject):
@@ -176,4 +184,4 @@ def test_theorem_1_by_hand():
 def test_numbers_of_groups_that_are_not_listed_are_named(subject):
     text = " ".join(str(qg.plan(*subject, memory="1GB", max_groups=5)).split())
     assert "Not in the table: 3 to 5 groups, whose peak is as high as" in text
-    assert "Not looked at: 6 to 8 groups; max_groups (--max-groups) says how far." in text
+    assert "Not tried: 6 to 8 groups; max_groups (--max-groups) sets the largest number." in text

@@ -266,8 +266,8 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
     lines = whole.split(b"\n") if newline else []
     if not lines:
         raise LedgerError(
-            f"{path} is not a quietgrad ledger: its first line is missing. If it was one, restore a copy;"
-            " without it nobody can tell what was spent"
+            f"{path} is not a quietgrad ledger: its first line is missing. If it was one, restore a"
+            " copy; without it nobody can tell what was spent"
         )
     if not any(name in lines[0] for name in _HEADING_NAMES):
         raise LedgerError(

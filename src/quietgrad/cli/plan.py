@@ -34,13 +34,14 @@ _PASSES = (
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Memory that a step may use, such as 4GB. Default: 60 % of what is available.",
+    help="Memory that a step may use, such as 4GB. On the CPU, a quarter of it is kept in reserve."
+    " Default: 60 % of what is available.",
 )
 @click.option(
     "--physical-batch-size",
     type=int,
     metavar="B",
-    help="Wanted number of samples in memory at once. Default: as many as fit.",
+    help="Number of samples to hold in memory at once. Default: as many as fit.",
 )
 @click.option(
     "--max-groups", type=int, default=12, show_default=True, help="Largest number of groups to try."
@@ -50,7 +51,7 @@ _PASSES = (
     type=float,
     default=2.0,
     show_default=True,
-    help="Numbers that the optimizer keeps per trained number: SGD 0, with momentum 1, Adam 2.",
+    help="Values that the optimizer keeps per parameter: 0 for SGD, 1 with momentum, 2 for Adam.",
 )
 @click.option("--layers", is_flag=True, help="List every layer with its sizes and its memory.")
 @plot_option("memory over the backward pass")
@@ -69,7 +70,7 @@ def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options:
         def tell(stage: str) -> None:
             display.begin_stage(stage, with_line=not as_json)
 
-        tell(f"making {target}")
+        tell(f"loading {target}")
         model, batch, loss_fn = resolve(target)
         found = plan_groups(model, batch, _telling(loss_fn, tell), **options)
     if plot is not None:

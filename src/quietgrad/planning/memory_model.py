@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from quietgrad.planning.trace import Trace
 
 SHARE = 0.6
-"""Of what is available, where no budget is stated: a process holds more than its tensors."""
+"""Of what is available, where no budget is stated: data and other processes need memory, too."""
+CPU_OVERHEAD = 4 / 3
+"""Memory of a process over that of its tensors: C's allocator keeps part of what was freed."""
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
@@ -340,10 +342,9 @@ def _walked_back(begins: list[list[int]], length: int) -> Starts:
 
 
 ASSUMPTIONS = (
-    "Theorem 1 of 'On the Efficacy of Group-wise Clipping' bounds the gradient norm that DP-SGD "
-    "reaches, for a loss that is bounded below and smooth, gradient noise that is symmetric and "
-    "spread evenly over groups, automatic clipping, and R/sqrt(M) for each of M groups. It is an "
-    "upper bound, relative to one group, not a forecast of accuracy."
+    "upper bound on the gradient norm that training reaches, relative to one group; not a forecast "
+    "of accuracy (Theorem 1 of 'On the Efficacy of Group-wise Clipping': automatic clipping with "
+    "R/sqrt(M), a smooth loss bounded below, symmetric gradient noise spread evenly over groups)."
 )
 
 

@@ -15,6 +15,7 @@ from quietgrad.grouping.base import Group, Grouping, Partition, require_positive
 from quietgrad.grouping.styles import AUTO
 from quietgrad.inspection.subject import require_usable
 from quietgrad.planning.memory_model import (
+    CPU_OVERHEAD,
     StepMemory,
     best_starts,
     budget,
@@ -53,9 +54,9 @@ def plan(
         batch: what ``loss_fn`` takes; a few samples, of public shape, as large as they get. Values
             do not matter.
         loss_fn: ``loss_fn(model, batch)`` returns one loss per sample, a 1-D tensor.
-        memory: bytes that a step may take in all tensors, as a number or as ``"4GB"``; 60 % of
-            what the machine has available if left out. A process may hold more than its tensors:
-            on the CPU, C's allocator keeps part of what was freed. Leave a third of room for it.
+        memory: bytes that a step may take, as a number or as ``"4GB"``; 60 % of what the machine
+            has available if left out. On the CPU a process may hold a third more than its tensors,
+            because C's allocator keeps part of what was freed: tensors get 3/4 of this memory.
         physical_batch_size: how many samples are wanted at once; as many as fit if left out.
         max_groups: most groups to look at; layer-wise is looked at besides.
         optimizer_state: numbers that the optimizer keeps for each trainable one (Adam: 2).
@@ -72,7 +73,9 @@ def plan(
     """
     require_usable(model, loss_fn)
     refuse_unusable(model)
-    allowed = budget(memory)
+    total = budget(memory)
+    on_cpu = any(p.device.type == "cpu" for p in model.parameters())
+    allowed = int(total / CPU_OVERHEAD) if on_cpu else total
     wanted = physical_batch_size
     if wanted is not None:
         wanted = require_count("physical_batch_size", wanted, at_least=1)
@@ -90,14 +93,15 @@ def plan(
         found.append(tuple(range(length)))
     best = tuple(evaluate_option(starts, step, allowed) for starts in found)
     even = (even_starts(length, option.groups) for option in best)
-    chosen, samples, why = _recommend(best, step, allowed, wanted)
+    chosen, samples, why = _recommend(best, step, total, allowed, wanted)
     return Plan(
         layers=seen.layers,
         unused=seen.unused,
         best=best,
         uniform=tuple(evaluate_option(starts, step, allowed) for starts in even),
         step=step,
-        memory=allowed,
+        memory=total,
+        for_tensors=allowed,
         recommended=Recommendation(
             grouping=make_grouping(seen.layers, seen.unused, chosen.starts, radius),
             physical_batch_size=samples,
@@ -110,20 +114,23 @@ def plan(
 
 
 def _recommend(
-    options: Sequence[Option], step: StepMemory, memory: int, wanted: int | None
+    options: Sequence[Option], step: StepMemory, memory: int, allowed: int, wanted: int | None
 ) -> tuple[Option, int, str]:
     """The fewest groups with which what is wanted fits; how many samples; why."""
     most, length = max(option.most_samples for option in options), step.trace.profile.length
+    reserve = "" if allowed == memory else ", a quarter of it in reserve for the allocator"
     if most < 1:
-        need = min(step.peak(ends_of(option.starts, length), 1) for option in options)
+        least = min(step.peak(ends_of(option.starts, length), 1) for option in options)
+        need = least * memory / allowed
         raise ValueError(
-            f"memory={memory} is too small: one sample needs {format_bytes(need)} with the best "
-            f"grouping, {format_bytes(step.fixed)} of it for weights, sums and the optimizer. "
+            f"memory={memory} is too small: one sample needs {format_bytes(need)}"
+            f" with the best grouping{reserve}, {format_bytes(step.fixed)} of it for weights, sums"
+            " and the optimizer. "
             "Allow more, freeze parameters, or make the model or the sample smaller"
         )
     if wanted is None:
         enough = int(_NEARLY * most) or 1
-        why = "the fewest groups for nearly as many samples as can be"
+        why = "the fewest groups with which nearly the most samples fit"
     elif wanted > most:
         enough, why = most, f"no grouping makes {wanted:,} fit"
     else:
@@ -132,7 +139,9 @@ def _recommend(
     samples = wanted if wanted is not None and wanted <= most else chosen.most_samples
     peak = step.peak(ends_of(chosen.starts, length), samples)
     taken = f"{format_bytes(peak)} of {format_bytes(memory)}"
-    return chosen, samples, f"{chosen.in_words}, {samples:,} samples at once ({taken}): {why}."
+    or_fewer = "" if wanted is not None else ", or your batch size, if smaller"
+    many = f"{samples:,} samples at once{or_fewer}"
+    return chosen, samples, f"{chosen.in_words}, {many} ({taken}): {why}."
 
 
 @dataclass(frozen=True, eq=False)

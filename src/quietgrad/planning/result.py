@@ -82,6 +82,7 @@ class Plan:
         uniform: for the same numbers, groups of nearly equal numbers of layers.
         step: predicts the memory of a whole step.
         memory: the budget in bytes.
+        for_tensors: the part of it that tensors may take; the rest is a reserve.
         recommended: the fewest groups with which the wanted physical batch fits.
         radius: R, of all groups together.
     """
@@ -92,6 +93,7 @@ class Plan:
     uniform: tuple[Option, ...]
     step: StepMemory
     memory: int
+    for_tensors: int
     recommended: Recommendation
     radius: float
 
@@ -190,10 +192,10 @@ def make_grouping(
 _WIDTH = 80
 _LAYER_LEGEND = (
     ("layer", "the path of its module, in order of back-propagation."),
-    ("numbers", "how many are trained in it."),
+    ("numbers", "number of its trainable parameters."),
     ("T", "positions at which a sample uses it: tokens, or places in an image; - if none."),
-    ("d, p", "numbers that go in and that come out, at each position."),
-    ("held/sample", "what it holds until its group is clipped, and would be free otherwise."),
+    ("d, p", "sizes of its input and its output at each position."),
+    ("held/sample", "memory that it holds until its group is clipped, and would free otherwise."),
 )
 
 
@@ -205,22 +207,18 @@ def text_of(plan: Plan, *, with_layers: bool = False) -> str:
         with_layers: list every layer first.
     """
     parts = [
+        fill(f"Recommended: {plan.recommended.why}", _WIDTH),
         *([_layers(plan), _legend(_LAYER_LEGEND)] if with_layers else []),
         _options(plan),
+        *(fill(remark, _WIDTH) for remark in _remarks(plan)),
         _legend(
             [
-                (
-                    "peak/sample",
-                    "memory at most alive in the backward pass, with the best boundaries between"
-                    " so many groups.",
-                ),
+                ("peak/sample", "peak memory of the backward pass, with the best boundaries."),
                 ("if uniform", "the same with groups of nearly equal numbers of layers."),
-                ("samples at once", f"as many as fit in {format_bytes(plan.memory)}."),
+                ("samples at once", f"as many as fit in {format_bytes(plan.for_tensors)}."),
                 ("bound", ASSUMPTIONS),
             ]
         ),
-        *(fill(remark, _WIDTH) for remark in _remarks(plan)),
-        fill(f"Recommended: {plan.recommended.why}", _WIDTH),
     ]
     return "\n\n".join(parts)
 
@@ -276,19 +274,26 @@ def _remarks(plan: Plan) -> list[str]:
             " smaller number in it."
         )
     if unseen:
-        more = "max_groups (--max-groups) says how far"
-        lines.append(f"Not looked at: {_runs(unseen)} groups; {more}.")
+        lines.append(
+            f"Not tried: {_runs(unseen)} groups; max_groups (--max-groups) sets the largest number."
+        )
     if len({option.most_samples for option in plan.best}) == 1 and probing >= plan.best[-1].peak:
         lines.append(
-            "Groups make no difference to how many samples fit here: while the first batches are "
-            f"probed, a sample takes {format_bytes(probing)} whatever the groups."
+            "Here, groups do not change how many samples fit: while the first batches are probed, "
+            f"a sample takes {format_bytes(probing)} with any grouping."
         )
     lines.append(
-        f"Besides: {format_bytes(step.fixed)} for weights ({format_bytes(step.weights)}), sums "
+        f"In addition: {format_bytes(step.fixed)} for weights ({format_bytes(step.weights)}), sums "
         f"({format_bytes(step.trainable)}) and optimizer ({format_bytes(step.optimizer)}), "
-        f"whatever the groups; {format_bytes(probing)} per sample while the first batches are "
-        "probed. All of this is memory of tensors; on the CPU a process may hold a third more."
+        f"with any grouping; {format_bytes(probing)} per sample while the first batches are "
+        "probed. All of this is memory of tensors."
     )
+    if plan.for_tensors < plan.memory:
+        lines.append(
+            "On the CPU a process may hold a third more than its tensors. So tensors get "
+            f"{format_bytes(plan.for_tensors)}, and the rest of {format_bytes(plan.memory)} is "
+            "kept in reserve."
+        )
     if plan.unused:
         lines.append(f"No gradient reached {', '.join(plan.unused)}: in the group clipped last.")
     return lines

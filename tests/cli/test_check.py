@@ -119,6 +119,16 @@ def test_broken_models_are_named_and_the_exit_code_is_one(models, name):
         assert words in text_of(result)
 
 
+def test_faults_of_one_module_are_one_paragraph(models):
+    result = run("check", f"{models}:batch_norm")
+    text = text_of(result)
+    heading = "FAULT buffers, independence, capture: 3 faults in module '1' (BatchNorm2d)"
+    assert heading in text
+    assert text.count("FAULT") == 1
+    assert text.count("GroupNorm or LayerNorm") == 1
+    assert "NOT fit for private training: 3 faults" in text
+
+
 def test_what_is_right_passes(models):
     result = run("check", f"{models}:good")
     assert result.exit_code == 0, result.output
@@ -128,6 +138,7 @@ def test_what_is_right_passes(models):
     for kind in ("conv2d", "linear", "group_norm"):
         assert kind in text
     assert "made repeatable for these comparisons" in text
+    assert "norms by: how norms of per-sample gradients are computed" in text
 
 
 def test_every_parameter_can_be_listed(models):

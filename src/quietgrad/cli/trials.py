@@ -41,14 +41,14 @@ Changes = dict[str, tuple[Any, Any]]
 
 def trial_options(*, seeds: int, each: str) -> Decorator:
     """Options `seeds`, `out` and `resume`: by default so many trainings of each variant."""
-    trainings = f"Number of trainings of each {each}, with seeds 0, 1, ..."
+    trainings = f"Seeds per {each}: 0, 1, ..."
     options: Sequence[Decorator] = (
         click.option("--seeds", type=int, default=seeds, show_default=True, help=trainings),
         click.option("--out", type=Folder(), help="Folder for the trials and the results."),
         click.option(
             "--resume",
             is_flag=True,
-            help="Keep the trials in --out and make only the missing ones.",
+            help="Keep the trials in --out and run only the missing ones.",
         ),
     )
     return lambda command: add_options(command, options)

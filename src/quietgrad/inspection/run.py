@@ -161,7 +161,7 @@ def _run_check(name: str, ask: Callable[..., Iterable[Finding]], *about: Any) ->
 
 
 def _without_losses(name: str) -> Finding:
-    return Finding(name, Severity.SKIPPED, "not asked: there is no loss per sample.")
+    return Finding(name, Severity.SKIPPED, "not run: there is no loss per sample.")
 
 
 def _randomness(subject: Subject) -> Finding:

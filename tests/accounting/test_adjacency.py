@@ -1,4 +1,4 @@
-"""Which data sets must look alike, and how dp-accounting reads it."""
+"""Which data sets are neighbours, and how dp-accounting reads it."""
 
 import math
 

@@ -54,7 +54,7 @@ def epsilon(
         sampling: instead of `sample_rate`, how samples take part, such as `Passes(length=50)`.
         accountant: `pld` (tight) or `rdp`, which are upper bounds, or `gdp`, the central-limit
             approximation of many papers, which is no bound and usually below the true value.
-        adjacency: which data sets must look alike; see `Adjacency`.
+        adjacency: which data sets are neighbours; see `Adjacency`.
 
     Returns:
         The smallest epsilon the accountant can show; infinite if it can show none.
@@ -133,7 +133,7 @@ def calibrate(
         sampling: instead of `sample_rate`, how samples take part.
         accountant: which epsilon is the target's. `gdp` is no guarantee: the true epsilon of what
             is calibrated by it is usually larger.
-        adjacency: which data sets must look alike; see `Adjacency`.
+        adjacency: which data sets are neighbours; see `Adjacency`.
         spent: what was done to the same data before; the target is for both together.
 
     Raises:

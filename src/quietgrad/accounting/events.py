@@ -265,7 +265,7 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: in
 
     Args:
         events: what happened.
-        adjacency: which data sets must look alike.
+        adjacency: which data sets are neighbours.
         added: how many samples more than the data set the larger of the two has; where draws are
             cut, it matters.
 

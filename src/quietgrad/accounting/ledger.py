@@ -41,7 +41,7 @@ class Ledger:
 
     Args:
         events: what was done before.
-        adjacency: which data sets must look alike.
+        adjacency: which data sets are neighbours.
         id: names this history; a new one if None.
     """
 
@@ -126,7 +126,7 @@ class Ledger:
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which data sets must look alike."""
+        """Which data sets are neighbours."""
         return self._adjacency
 
     @property

@@ -108,7 +108,7 @@ def tuned(
         sample_rate: of every run, under Poisson sampling.
         sampling: instead of `sample_rate`, how samples take part.
         events: instead of the four above, what one run did, such as `engine.ledger.events`.
-        adjacency: which data sets must look alike, such as `engine.ledger.adjacency`. The cost is
+        adjacency: which data sets are neighbours, such as `engine.ledger.adjacency`. The cost is
             known for `add-remove-one` alone, and others are refused.
     """
     if require_adjacency(adjacency) != ADD_REMOVE:

@@ -90,7 +90,7 @@ class PrivacyEngine:
             other engines recorded about the same data.
         sampling: How batches are drawn: ``"poisson"``, ``"poisson:320"`` (cut to 320 samples),
             ``"shuffled"``, ``"full-batch"``, or an object of ``quietgrad.sampling``.
-        adjacency: Which data sets must look alike: ``"add-remove-one"`` unless the ledger says
+        adjacency: Which data sets are neighbours: ``"add-remove-one"`` unless the ledger says
             otherwise, ``"replace-one"`` or ``"zero-out-one"``.
         accountant: What the target and :meth:`epsilon` are computed with.
         clipping: Clipping function, by name or as an object with options.

@@ -57,7 +57,7 @@ class Settings:
         views: random views of each sample, clipped as one.
         physical_batch_size: most samples in memory at once.
         sampling: how batches are drawn.
-        adjacency: which data sets must look alike.
+        adjacency: which data sets are neighbours.
         accountant: what epsilon is computed with.
         noise: where the noise comes from.
         limit: train on the first so many samples only, for a shorter experiment.

@@ -97,7 +97,7 @@ def test_without_a_seed_nothing_repeats():
     first, second = (
         gradient_canaries(batch_size=50, epochs=1)(PRESENT, None).scores for _ in range(2)
     )
-    assert (first != second).all()
+    assert (first == second).sum() < len(first) / 10  # single scores may agree by chance
 
 
 @pytest.mark.parametrize("name", ["seed", "ledger", "collate_fn"])

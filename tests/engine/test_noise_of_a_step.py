@@ -31,7 +31,7 @@ class Wide(nn.Module):
         return self.used(x)
 
 
-def draws(model, steps=10, **options):
+def draws(model, steps=4, **options):
     """What each step took from each trainable parameter: name -> ``[steps, numel]``."""
     dataset = TensorDataset(torch.randn(20, 40))
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -113,7 +113,8 @@ def test_without_a_seed_no_two_engines_share_noise_or_draws():
             break
         noise.append(flat(model))
     assert not torch.equal(*(drawn(x) for x in seen))
-    assert not torch.isclose(*noise).any()
+    # Two independent draws may be close by chance, with a probability of about 1e-5 each.
+    assert torch.isclose(*noise).sum() < 5
 
 
 def drawn(x):

@@ -11,7 +11,7 @@ from quietgrad.inspection import Severity
 from .broken import CLASSES, D, contrastive, cross_entropy, plain
 
 B, T, VOCABULARY = 9, 6, 11
-SEEDS = range(12)
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for seed in range(12)]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0])
 
 

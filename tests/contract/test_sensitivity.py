@@ -168,7 +168,13 @@ def test_a_batch_of_nothing_but_broken_samples_is_zero(make):
     assert all((grad == 0).all() for grad in found.grads.values())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if position % 4 else ())
+        for position, name in enumerate(CASES)
+    ],
+)
 def test_a_sample_without_numbers_does_not_touch_the_others(name):
     problem = CASES[name].problem(torch.float64)
     if not any(tensor.is_floating_point() for tensor in problem.inputs):

@@ -53,7 +53,8 @@ def test_a_target_is_for_everything_in_the_ledger():
 def test_two_engines_at_once_cannot_spend_more_than_either_target():
     ledger = Ledger()
     models = mlp(0), mlp(1)
-    engines = [attach(model, ledger=ledger, epsilon=2.0, epochs=4) for model in models]
+    options = {"ledger": ledger, "epsilon": 2.0, "epochs": 4, "accountant": "rdp"}
+    engines = [attach(model, **options) for model in models]
     with pytest.raises(BudgetExhaustedError, match="other engines"):
         for _ in range(12):
             for engine, model in zip(engines, models, strict=True):
@@ -91,7 +92,8 @@ def test_the_schedule_scales_the_noise_that_is_added():
 def test_a_schedule_that_changes_its_mind_is_held_to_its_first_answer():
     answers = iter([4.0] * 6 + [0.01] * 100)
     model = mlp()
-    engine = attach(model, epsilon=2.0, epochs=2, noise_schedule=lambda step: next(answers))
+    schedule = {"noise_schedule": lambda step: next(answers), "accountant": "rdp"}
+    engine = attach(model, epsilon=2.0, epochs=2, **schedule)
     train(engine, model, steps=6)
     assert engine.epsilon() <= 2.0
 
@@ -116,7 +118,7 @@ def test_without_a_plan_the_noise_added_is_the_noise_recorded(monkeypatch):
 def test_repeated_steps_of_a_schedule_cannot_exceed_the_target():
     """The quiet steps come first, and are repeated by loading the state before them."""
     model = mlp()
-    quiet_first = {"noise_schedule": lambda step: 1.0 if step < 3 else 10.0}
+    quiet_first = {"noise_schedule": lambda step: 1.0 if step < 3 else 10.0, "accountant": "rdp"}
     engine = attach(model, epsilon=2.0, epochs=2, seed=None, **quiet_first)
     state = copy.deepcopy(engine.state_dict())
     train(engine, model, steps=3)

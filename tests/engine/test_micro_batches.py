@@ -32,8 +32,16 @@ def test_micro_batches_are_no_larger_than_asked():
     assert max(sizes) == 3
 
 
-@pytest.mark.parametrize("grouping", ["all-layer", "layer-wise", "param-wise", "type-wise"])
-@pytest.mark.parametrize("clipping", ["abadi", "reparam", "global", "auto-v", "auto-s", "psac"])
+def pairs():
+    """Each clipping and each grouping has its turn; all pairs are `slow`."""
+    groupings = "all-layer", "layer-wise", "param-wise", "type-wise"
+    for i, clipping in enumerate(["abadi", "reparam", "global", "auto-v", "auto-s", "psac"]):
+        for j, grouping in enumerate(groupings):
+            marks = () if j == i % len(groupings) else pytest.mark.slow
+            yield pytest.param(clipping, grouping, marks=marks)
+
+
+@pytest.mark.parametrize(("clipping", "grouping"), [*pairs()])
 def test_a_step_is_the_clipped_sum_over_the_expected_batch_size(clipping, grouping):
     model = mlp()
     options = {"clipping": clipping, "grouping": grouping, "radius": 0.5}

@@ -46,8 +46,17 @@ NON_ADAPTIVE = {
 }
 
 
-@pytest.mark.parametrize("clipping", [AutoV(), AutoS(), AutoS(gamma=0.5)], ids=str)
-@pytest.mark.parametrize("name", NON_ADAPTIVE)
+def turns(names, *clippings):
+    """Each optimizer with one clipping in turn; all pairs are `slow`."""
+    for i, name in enumerate(names):
+        for j, clipping in enumerate(clippings):
+            marks = () if j == i % len(clippings) else pytest.mark.slow
+            yield pytest.param(name, clipping, marks=marks, id=f"{name}-{clipping}")
+
+
+@pytest.mark.parametrize(
+    ("name", "clipping"), [*turns(NON_ADAPTIVE, AutoV(), AutoS(), AutoS(gamma=0.5))]
+)
 def test_theorem_1(name, clipping):
     make = NON_ADAPTIVE[name]
     with_radius = trained(
@@ -87,8 +96,7 @@ DECOUPLED = {
 }
 
 
-@pytest.mark.parametrize("clipping", [AutoV(), AutoS()], ids=str)
-@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize(("name", "clipping"), [*turns(ADAPTIVE, AutoV(), AutoS())])
 def test_theorem_2(name, clipping):
     make = ADAPTIVE[name]
     with_radius = trained(

@@ -88,8 +88,14 @@ def test_every_option(options):
     assert_as_reference("mlp", "auto-s", "layer-wise", options, steps=5)
 
 
-@pytest.mark.parametrize("strategy", ["ghost", "keep", "discard"])
-@pytest.mark.parametrize("name", MODELS)
+def strategies():
+    """Each model with one strategy in turn; all pairs are `slow`."""
+    for i, name in enumerate(MODELS):
+        for j, strategy in enumerate(["ghost", "keep", "discard"]):
+            yield pytest.param(name, strategy, marks=() if j == i % 3 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "strategy"), [*strategies()])
 def test_every_strategy(name, strategy):
     options = qg.InnerOuter(length=2, inner=0.3, outer=None)
     assert_as_reference(name, "auto-s", "all-layer", options, steps=3, strategy=strategy)

@@ -65,6 +65,17 @@ def require_choice(name: str, value: object, choices: Sequence[Choice]) -> Choic
     raise _wrong(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
+def require_callable(name: str, value: object, expected: str) -> None:
+    """A function, or whatever can be called like one; TypeError if it is none."""
+    if not callable(value):
+        raise wrong_type(name, value, expected)
+
+
+def wrong_type(name: str, value: object, expected: str) -> TypeError:
+    """The error for an argument of another kind than expected."""
+    return TypeError(f"{name}={value!r} is {described(value)}: expected {expected}")
+
+
 def _number(value: object) -> float:
     """The value as a float; not a number, which fails every comparison, if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):

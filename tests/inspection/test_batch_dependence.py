@@ -65,6 +65,18 @@ def hardest(model, batch):
     return losses * kept
 
 
+def same_value(losses, factor):
+    """The losses, with gradients that are multiplied by a factor."""
+    return losses * factor - (losses * factor - losses).detach()
+
+
+def hooked(model, batch, factor):
+    outputs = model(batch[0])
+    if outputs.requires_grad:
+        outputs.register_hook(lambda gradient: gradient * factor)
+    return F.cross_entropy(outputs, batch[1], reduction="none")
+
+
 # What is wrong, and the same done rightly.
 LOSSES = {
     "divided by the samples of one class": (
@@ -94,6 +106,74 @@ LOSSES = {
         lambda m, b: F.softplus(4 * cross_entropy(m, b) - 4),
     ),
 }
+
+
+# Only a whole class that is missing, a batch that is much smaller, or a gradient shows these.
+RARELY_SEEN = {
+    "divided by the number of classes in the batch": (
+        lambda m, b: cross_entropy(m, b) / len(b[1].unique()),
+        lambda m, b: cross_entropy(m, b) / CLASSES,
+    ),
+    "whether a class is in the batch": (
+        lambda m, b: cross_entropy(m, b) * (2 if (b[1] == 0).any() else 1),
+        lambda m, b: cross_entropy(m, b) * (b[1] == 0).float().add(1),
+    ),
+    "whether all classes are in the batch": (
+        lambda m, b: cross_entropy(m, b) * (2 if len(b[1].unique()) == CLASSES else 1),
+        lambda m, b: cross_entropy(m, b) * 2,
+    ),
+    "whether the batch is large": (
+        lambda m, b: cross_entropy(m, b) * (2 if len(b[1]) > 5 else 1),
+        lambda m, b: cross_entropy(m, b) * 1,
+    ),
+    "gradients scaled by a count": (
+        lambda m, b: same_value(cross_entropy(m, b), 1.0 + (b[1] == 2).sum()),
+        lambda m, b: same_value(cross_entropy(m, b), 1.0 + (b[1] == 2)),
+    ),
+    "gradients scaled by a count, and no batch of one": (
+        lambda m, b: same_value(cross_entropy(m, several(b)), 1.0 + (b[1] == 2).sum()),
+        lambda m, b: cross_entropy(m, b),
+    ),
+    "gradients scaled in a hook": (
+        lambda m, b: hooked(m, b, 1 / (1 + (b[1] == 2).sum())),
+        lambda m, b: hooked(m, b, 0.5),
+    ),
+}
+
+
+def several(batch):
+    if len(batch[0]) < 2:
+        raise ValueError("a batch of one")
+    return batch
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("samples", [9, 16, 40])
+@pytest.mark.parametrize("name", RARELY_SEEN)
+def test_what_depends_on_a_class_is_found(name, samples, seed):
+    torch.manual_seed(seed)
+    wrong, right = RARELY_SEEN[name]
+    model, batch = plain(), labelled(samples)
+    found = qg.check(model, batch, wrong)
+    assert "independence" in {fault.check for fault in found.faults}, str(found)
+    if samples == B:
+        report = qg.check(model, batch, right)
+        assert {f.verdict for f in report.findings} == {Severity.OK}, str(report)
+
+
+def test_the_loss_of_a_sample_alone_is_named():
+    torch.manual_seed(0)
+    report = qg.check(plain(), labelled(40), RARELY_SEEN["whether the batch is large"][0])
+    (finding,) = [each for each in report.faults if each.check == "independence"]
+    assert "is run alone, its loss changes" in finding.what
+
+
+def test_small_losses_may_round_differently_alone():
+    torch.manual_seed(0)
+    model, (x, y) = plain(), labelled(40)
+    with torch.no_grad():
+        model.head.bias[0] += 14  # the losses of one class are nearly zero
+    assert qg.check(model, (x, y), cross_entropy).ok
 
 
 def subject(name):
@@ -155,7 +235,7 @@ def test_samples_is_about_gradients_alone():
         alone.clear()
         report = qg.check(plain(), labelled(), counted, samples=samples)
         assert report.samples == B
-        assert sum(alone) == samples
+        assert sum(alone) == samples + 2 * 8  # eight more, for losses and for gradients
 
 
 def test_a_loss_that_needs_a_full_batch_is_a_finding():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import default_collate
 
 import quietgrad as qg
 from quietgrad.inspection.report import Severity
@@ -37,8 +38,16 @@ class Pair:
     y: torch.Tensor
 
 
+NAMES = ["cat", "dog", "emu"]
+
+
+def of_names(model, batch):
+    return cross_entropy(model, (batch[0], torch.tensor([NAMES.index(name) for name in batch[1]])))
+
+
 def kinds():
     x, y = data()
+    named = [(row, NAMES[label]) for row, label in zip(x, y.tolist(), strict=True)]
     return {
         "a tensor": (x, lambda m, b: m(b).pow(2).sum(1)),
         "a dictionary": (
@@ -52,6 +61,9 @@ def kinds():
             lambda m, b: cross_entropy(m, tuple(map(torch.as_tensor, b))),
         ),
         "words": (WORDS, of_words),
+        "a tuple of words": (tuple(WORDS), of_words),
+        "collated names": (default_collate(named), of_names),
+        "names in a list": ((x, [name for _, name in named]), of_names),
         "words in a dictionary": (
             {"words": WORDS, "y": torch.zeros(4)},
             lambda m, b: of_words(m, b["words"]) + b["y"],
@@ -67,6 +79,18 @@ def test_a_batch_of_this_kind(name):
     report = qg.check(plain(), batch, losses)
     assert report.ok, str(report)
     assert report.samples == (len(WORDS) if "words" in name else B)
+
+
+@pytest.mark.parametrize("name", ["collated names", "names in a list"])
+def test_names_are_labels(name):
+    torch.manual_seed(0)
+    batch, losses = kinds()[name]
+    for wrong in (
+        lambda m, b: losses(m, b) / (1 + b[1].count("dog")),
+        lambda m, b: losses(m, b) / len(set(b[1])),
+    ):
+        report = qg.check(plain(), batch, wrong)
+        assert "independence" in {fault.check for fault in report.faults}, str(report)
 
 
 def test_with_select_a_batch_may_be_anything():
@@ -118,3 +142,9 @@ def test_a_model_that_does_not_run_one_sample_alone_is_a_finding():
     assert finding.check == "exactness"
     assert "batch of its own" in finding.what
     assert "fewer groups" in finding.remedy
+
+
+@pytest.mark.parametrize("name", ["select", "on_check"])
+def test_an_argument_that_is_no_function_is_named(name):
+    with pytest.raises(TypeError, match=f"{name}=3 is int: expected a function"):
+        qg.check(plain(), data(), cross_entropy, **{name: 3})

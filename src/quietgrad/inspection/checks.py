@@ -234,7 +234,7 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
         yield draws_differ("exactness", "compared with batches of one", subject)
         return
     silent = True
-    for place in subject.captured:
+    for row, place in enumerate(subject.captured):
         model = subject.fresh_model()
         try:
             losses = subject.losses(model, [place])
@@ -251,7 +251,7 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
             )
             return
         alone = subject.gradients(losses, model)
-        together = {name: captured.gradient(name, place, g) for name, g in alone.items()}
+        together = {name: captured.gradient(name, row, g) for name, g in alone.items()}
         silent &= not any(bool(gradient.any()) for gradient in alone.values())
         name = subject.tolerance.first_difference(together, alone)
         if name is not None:
@@ -285,6 +285,16 @@ def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
         again = capture(subject, others, verify=False)
     except SampleMixingError:  # only probes can tell whose rows a recomputed operation has
         again = capture(subject, others)
+    except QuietgradError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        yield Finding(
+            "sensitivity",
+            Severity.SKIPPED,
+            f"not run: without sample {last} the batch does not run "
+            f"({type(error).__name__}: {error}).",
+        )
+        return
     change = _distance(whole, clipped_sum(subject, again, len(others)))
     if not change <= bound * (1 + _ROUNDING):
         yield fault(

@@ -14,9 +14,11 @@ from quietgrad.capture.compare import split_samples, tensors_in
 from quietgrad.errors import QuietgradError
 from quietgrad.inspection.determinism import KEYS
 from quietgrad.inspection.report import Finding, Severity, draws_differ, fault, listed, named
-from quietgrad.inspection.subject import Subject, Tolerance
+from quietgrad.inspection.subject import Label, Subject, Tolerance, spread_over_labels
 
 _MOST_RUNS = 64
+_MOST_CLASSES = 16
+_MOST_ALONE = 8
 _ENOUGH = 4
 
 
@@ -31,7 +33,7 @@ def variety(subject: Subject) -> Iterator[Finding]:
             f"Pass at least {_ENOUGH} samples.",
         )
         return
-    labels = [set(column) for column in zip(*subject.labels, strict=True)]
+    labels = [set(column) for column in _label_columns(subject)]
     classes = _width_of_outputs(subject) if labels else 0
     counted = [found for found in labels if classes > 1 and found <= set(range(classes))]
     missing = sorted(set(range(classes)) - counted[0]) if counted else []
@@ -72,7 +74,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
     """Others' losses stay the same, whichever samples are removed or replaced."""
     for key in KEYS if subject.mode.saw_draws else KEYS[:1]:
         subject.use_key(key)
-        found = _find_dependence(subject)
+        found = _find_dependence(subject) or _find_gradient_dependence(subject)
         subject.use_key(KEYS[0])
         if found:
             yield found
@@ -83,8 +85,8 @@ def independence(subject: Subject) -> Iterator[Finding]:
 
 @torch.no_grad()
 def _find_dependence(subject: Subject) -> Finding | None:
-    """Gradients are compared elsewhere, sample by sample, with those of batches of one."""
     losses = subject.losses(subject.fresh_model(), subject.everyone)
+    whole = float(losses[losses.isfinite()].norm())
     for change in _changes(subject):
         try:
             after = subject.losses(subject.fresh_model(), change.after)
@@ -104,18 +106,95 @@ def _find_dependence(subject: Subject) -> Finding | None:
         fits = len(after) == len(change.after)
         if not fits or not change.tolerance(subject).agree(after[now], losses[was]):
             return _describe_mixing(subject, change)
+    if subject.mode.unaligned:
+        return None
+    for place in spread_over_labels(subject.labels, _MOST_ALONE):
+        alone = _run_alone(subject, subject.fresh_model(), place)
+        # Of a small loss only rounding errors of larger ones may be left.
+        if alone is not None and not subject.tolerance.agree(
+            alone, losses[place : place + 1], whole
+        ):
+            return _describe_mixing(subject, SampleChange.isolating(place))
     return None
+
+
+def _run_alone(subject: Subject, model: nn.Module, place: int) -> Tensor | None:
+    """The loss of a batch of one; None if it does not run, of which exactness knows more."""
+    try:
+        losses = subject.losses(model, [place])
+    except QuietgradError:
+        raise
+    except Exception:
+        return None
+    return losses.reshape(1) if isinstance(losses, Tensor) and losses.numel() == 1 else None
+
+
+Gradients = dict[str, Tensor]
+"""By the parameter's name."""
+
+
+def _find_gradient_dependence(subject: Subject) -> Finding | None:
+    """A loss may keep its value while its gradient is scaled by something of the batch.
+
+    Gradients are linear in losses. So the sum of the gradients of several smaller batches, with a
+    weight for each sample, is one gradient of the whole batch.
+    """
+    if subject.mode.unaligned:
+        return None
+    with torch.no_grad():
+        losses = subject.losses(subject.fresh_model(), subject.everyone)
+    generator = torch.Generator().manual_seed(0)
+    signs = 2 * torch.randint(2, (subject.count,), generator=generator) - 1
+    weights = ((0.5 + torch.rand(subject.count, generator=generator)) * signs).to(losses)
+    finite = set(losses.isfinite().nonzero().flatten().tolist())
+    removals = [change.after for change in _class_removals(subject)]
+    alone = [[place] for place in spread_over_labels(subject.labels, _MOST_ALONE)]
+    for batches, how in ((alone, "alone"), (removals, "without one of the classes")):
+        parts: Gradients = {}
+        times = torch.zeros_like(weights)  # how often a sample was run
+        for batch in batches:
+            places = [place for place in batch if place in finite]
+            found = _weighted_gradients(subject, places, weights) if places else {}
+            times[places] += bool(found)
+            parts = {name: parts.get(name, 0.0) + part for name, part in found.items()} or parts
+        together = _weighted_gradients(subject, sorted(finite), weights * times) if parts else {}
+        if not all(gradient.isfinite().all() for gradient in together.values()):
+            continue  # in training such samples are dropped
+        if name := subject.tolerance.first_difference(together, parts):
+            return fault(
+                "independence",
+                f"the gradients of samples for parameter '{name}' are others in the whole batch "
+                f"than {how}, although their losses are the same.",
+                "A gradient is scaled by something of the whole batch (a count, a weight, a hook). "
+                "Compute each sample's loss from that sample alone.",
+            )
+    return None
+
+
+def _weighted_gradients(subject: Subject, places: list[int], weights: Tensor) -> Gradients:
+    """The gradients of a weighted sum of losses; none if a sample does not run alone."""
+    model = subject.fresh_model()
+    if len(places) > 1:
+        losses: Tensor | None = subject.losses(model, places)
+    else:
+        losses = _run_alone(subject, model, places[0])
+    if losses is None:
+        return {}
+    if not losses.requires_grad:
+        parameters = model.named_parameters()
+        return {name: torch.zeros_like(p) for name, p in parameters if p.requires_grad}
+    return subject.gradients(losses * weights[places], model)
 
 
 @dataclass(frozen=True)
 class SampleChange:
-    """Some samples of the batch are replaced or removed.
+    """Some samples of the batch are replaced or removed, or all but one are.
 
     Attributes:
-        places: of those samples.
+        places: of those samples, or of that one.
         after: the places of the samples that are run instead of everyone.
-        rows: of all other samples, the rows they had and the rows they have now.
-        done: "replaced" or "removed".
+        rows: of the samples that must not change, the rows they had and the rows they have now.
+        done: "replaced", "removed" or "run alone".
     """
 
     places: list[int]
@@ -136,6 +215,11 @@ class SampleChange:
         others = [each for each in subject.everyone if each not in places]
         return SampleChange(sorted(places), others, (others, list(range(len(others)))), "removed")
 
+    @staticmethod
+    def isolating(place: int) -> SampleChange:
+        """All others are removed."""
+        return SampleChange([place], [place], ([place], [0]), "run alone")
+
     def tolerance(self, subject: Subject) -> Tolerance:
         """Kernels may round differently for a batch of another size."""
         same = len(self.after) == subject.count
@@ -153,7 +237,7 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
     One at a time, or in as many groups as there may be runs. Then half of the samples, in turns
     such that any two are told apart: all replaced by one, and removed.
     """
-    together: dict[tuple[int, ...], list[int]] = {}
+    together: dict[tuple[Label, ...], list[int]] = {}
     for place, label in enumerate(subject.labels):
         together.setdefault(label, []).append(place)
     order = [place for places in together.values() for place in places]
@@ -175,10 +259,29 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
     for half in halves:
         if subject.count - len(half) > 1:  # of one sample alone, exactness knows more
             yield SampleChange.removing(subject, half)
+    yield from _class_removals(subject)
+
+
+def _class_removals(subject: Subject) -> list[SampleChange]:
+    """Each class is removed in turn, of labels with few classes first."""
+    removals = []
+    for column in sorted(_label_columns(subject), key=lambda column: len(set(column))):
+        for label in dict.fromkeys(column):
+            places = [place for place, other in enumerate(column) if other == label]
+            if subject.count - len(places) > 1:
+                removals.append(SampleChange.removing(subject, places))
+    return removals[:_MOST_CLASSES]
+
+
+def _label_columns(subject: Subject) -> list[tuple[Label, ...]]:
+    """For each label that samples come with, that of every sample."""
+    shared = len({len(labels) for labels in subject.labels}) == 1
+    return list(zip(*subject.labels, strict=True)) if shared else []
 
 
 def _describe_mixing(subject: Subject, change: SampleChange) -> Finding:
-    found = f"{change}, the losses of other samples change"
+    is_alone = change.done == "run alone"
+    found = f"{change}, {'its loss changes' if is_alone else 'the losses of other samples change'}"
     where = _find_mixing_module(subject, change)
     if where is None:
         return fault(

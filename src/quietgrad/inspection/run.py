@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
-from quietgrad._checks import require_count
+from quietgrad._checks import require_callable, require_count
 from quietgrad.capture.model_state import preserve_randomness
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
@@ -70,10 +70,11 @@ def check(
         grouping: as for the engine.
         radius: as for the engine.
         strategy: as for the engine.
-        samples: most samples whose gradients are captured and compared: the first ones. Whether
-            samples are independent is asked of the whole batch (the first 256), by at most 64 runs
-            of it in which one sample after another, or one group after another, is replaced, and
-            some in which half of them are replaced or removed.
+        samples: most samples whose gradients are captured and compared: the first ones of each
+            label. Whether samples are independent is asked of the whole batch (the first 256), by
+            at most 64 runs of it in which one sample after another, or one group after another, is
+            replaced, some in which half of them are replaced or removed, at most 16 in which one
+            class is removed, and at most 8 of one sample alone.
         select: ``select(batch, places)`` makes a batch of some samples of another, where taking
             rows of tensors will not do, because the batch is of another kind or holds tensors that
             are as long as the batch and no samples (class weights). Places may repeat.
@@ -85,6 +86,9 @@ def check(
     """
     started = time.perf_counter()
     require_usable(model, loss_fn)
+    if select is not None:
+        require_callable("select", select, "a function of a batch and a list of places, or None")
+    require_callable("on_check", on_check, "a function of the name of a check")
     Evaluator(strategy)  # refuses an unknown name
     try:
         refuse_unusable(model)
@@ -104,7 +108,7 @@ def check(
         loss_fn=loss_fn,
         select=choose,
         count=kept,
-        captured=list(range(min(kept, compared))),
+        compared=min(kept, compared),
         clipping=clippings.resolve(clipping),
         groups=groupings.resolve(grouping, model, radius),
         strategy=strategy,

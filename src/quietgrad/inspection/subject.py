@@ -79,12 +79,16 @@ Select = Callable[[Any, list[int]], Any]
 """Makes a batch of some samples of another, given by their places; a place may come twice."""
 
 
+Label = int | str
+"""A class, as a number or as a word."""
+
+
 def count_samples(batch: Any) -> int:
     """The number of samples in a list of them, or of rows in tensors; ValueError if there is none.
 
     Where tensors differ in that, it is the size that most of them share.
     """
-    if _is_list_of_samples(batch):
+    if _is_list_of_samples(batch) or _is_plain_tuple(batch):
         return len(batch)
     held = [*tensors_in(batch), *_arrays_in(batch)]
     sizes = Counter(len(each) for each in held if each.ndim)
@@ -109,14 +113,14 @@ def select_rows(batch: Any, places: Sequence[int], count: int) -> Any:
     def others(tree: Any) -> Any:
         if isinstance(tree, np.ndarray):
             return tree[list(places)] if tree.ndim and len(tree) == count else tree
-        if _is_list_of_samples(tree) and len(tree) == count:
-            return [tree[place] for place in places]
+        if (_is_list_of_samples(tree) or _is_plain_tuple(tree)) and len(tree) == count:
+            return type(tree)(tree[place] for place in places)
         if isinstance(tree, list) or type(tree) is tuple:
             return type(tree)([others(child) for child in tree])
         return {k: others(v) for k, v in tree.items()} if type(tree) is dict else tree
 
     if _is_list_of_samples(batch):
-        return [batch[place] for place in places]
+        return [batch[place] for place in places]  # tensors in them are no rows of the batch
     return others(map_tensors(rows, batch))
 
 
@@ -131,12 +135,12 @@ def require_different(batch: Any, places: Sequence[int], select: Select) -> None
         )
 
 
-def find_labels(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
-    """The whole numbers that stand alone in a batch of one sample: classes, most likely.
+def find_labels(tree: Any, *, of_one: bool = False) -> tuple[Label, ...]:
+    """The whole numbers and words that stand alone in a batch of one sample: classes, most likely.
 
-    Unless all in it is the sample's (``of_one``), a single number may be the whole batch's.
+    Unless all in it is the sample's (``of_one``), a single one may be the whole batch's.
     """
-    of_one = of_one or _is_list_of_samples(tree)
+    of_one = of_one or _is_list_of_samples(tree) or (_is_plain_tuple(tree) and len(tree) == 1)
     if isinstance(tree, np.ndarray) and tree.dtype.kind in "iub":
         tree = torch.as_tensor(tree.astype(np.int64))
     if isinstance(tree, Tensor):
@@ -145,17 +149,35 @@ def find_labels(tree: Any, *, of_one: bool = False) -> tuple[int, ...]:
         return (int(tree),) if is_whole and is_one else ()
     if isinstance(tree, (int, np.integer)):
         return (int(tree),) if of_one else ()
+    if isinstance(tree, str):
+        return (tree,) if of_one else ()
     if isinstance(tree, (list, tuple, Mapping)):
         children = tree.values() if isinstance(tree, Mapping) else tree
     else:
         children = vars(tree).values() if hasattr(tree, "__dict__") else ()
-    return tuple(number for child in children for number in find_labels(child, of_one=of_one))
+    return tuple(label for child in children for label in find_labels(child, of_one=of_one))
+
+
+def spread_over_labels(labels: Sequence[tuple[Label, ...]], most: int) -> list[int]:
+    """The places of at most so many samples: one of each label, then a second one, and so on."""
+    seen: Counter[tuple[Label, ...]] = Counter()
+    ranks = []
+    for place, label in enumerate(labels):
+        ranks.append((seen[label], place))
+        seen[label] += 1
+    return sorted(place for _, place in sorted(ranks)[:most])
 
 
 def _is_list_of_samples(tree: Any) -> bool:
     """A list of words, dictionaries or tuples; not one of tensors, which have rows."""
     arrays = (Tensor, np.ndarray)
     return isinstance(tree, list) and bool(tree) and not any(isinstance(t, arrays) for t in tree)
+
+
+def _is_plain_tuple(tree: Any) -> bool:
+    """A tuple of words or numbers, as collating makes it of samples' words."""
+    plain = (str, bytes, int, float, np.generic)
+    return type(tree) is tuple and bool(tree) and all(isinstance(t, plain) for t in tree)
 
 
 def _arrays_in(tree: Any) -> Iterator[Any]:
@@ -256,7 +278,7 @@ class Subject:
         loss_fn: as in training.
         select: makes batches of other samples.
         count: the number of samples of the batch that are run.
-        captured: the places of those whose gradients are captured and compared, each of which
+        compared: the number of those whose gradients are captured and compared, each of which
             costs as much as many runs of the model.
         clipping: as in training.
         groups: as in training.
@@ -270,7 +292,7 @@ class Subject:
     loss_fn: LossFunction
     select: Select
     count: int
-    captured: list[int]
+    compared: int
     clipping: Clipping
     groups: tuple[Group, ...]
     strategy: Strategy
@@ -283,9 +305,14 @@ class Subject:
         return list(range(self.count))
 
     @cached_property
-    def labels(self) -> list[tuple[int, ...]]:
-        """Of each sample the whole numbers that it comes with; empty if there are none."""
+    def labels(self) -> list[tuple[Label, ...]]:
+        """Of each sample the numbers and words that it comes with; empty if there are none."""
         return [find_labels(self.select(self.batch, [place])) for place in self.everyone]
+
+    @cached_property
+    def captured(self) -> list[int]:
+        """The places of the samples whose gradients are captured and compared, of many labels."""
+        return spread_over_labels(self.labels, self.compared)
 
     def fresh_model(self) -> nn.Module:
         """A copy on which nothing was run, with layers' dropout switched off."""
@@ -319,7 +346,7 @@ class Subject:
         with self.mode.running(self.mode.draws.places):
             losses.sum().backward()
         found = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
+            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
             for name, p in model.named_parameters()
             if p.requires_grad
         }

@@ -20,6 +20,7 @@ from torch import Tensor
 from quietgrad._checks import require_count, require_positive
 from quietgrad.accounting.events import FullBatch, GaussianEvent
 from quietgrad.accounting.ledger import Ledger
+from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.noise import resolve as resolve_noise
 
 __all__ = ["ChannelStatistics", "Scattering", "private_statistics", "standardized"]
@@ -233,6 +234,7 @@ def private_statistics(
         noise: as for the engine.
         seed: makes it reproducible, and protects nobody.
     """
+    refuse_distributed()  # each rank would release, and record one release
     require_positive("noise_multiplier", noise_multiplier)
     require_positive("radius", radius)
     if not isinstance(ledger, Ledger):

@@ -362,6 +362,6 @@ def names() -> tuple[str, ...]:
 
 def resolve(name: str, seed: int | None = None) -> Noise:
     """The source of this name; ValueError, with the nearest names, if there is none."""
-    if name not in _SOURCES:
+    if not isinstance(name, str) or name not in _SOURCES:
         raise unknown_name("noise", name, names())
     return _SOURCES[name](seed)

@@ -167,6 +167,7 @@ def test_a_module_is_found_from_where_the_user_is(models, monkeypatch):
         ("{}", "expected module:function"),
         ("{}:", "expected module:function"),
         ("nowhere:good", "no module 'nowhere'"),
+        ("..:good", "'..' is neither a module's name nor a Python file"),
         ("nowhere.py:good", "no file 'nowhere.py'"),
         ("{}:goood", "'good'"),
         ("{}:value", "value"),

@@ -237,3 +237,9 @@ def test_no_warnings_from_libraries():
 )
 def test_a_mistake_ends_with_a_clear_message_and_code_2(arguments, message):
     assert_refused(run("epsilon", *arguments), message)
+
+
+def test_a_largest_batch_beyond_all_counts_is_refused():
+    options = "--noise-multiplier 1 --batch-size 10 --dataset-size 1000 --epochs 1 --delta 1e-5"
+    result = run("epsilon", *options.split(), "--largest-batch", str(10**20))
+    assert_refused(result, "largest=100000000000000000000")

@@ -27,6 +27,23 @@ def test_the_right_ones():
         make()
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"noise_schedule": 1.5}, TypeError, r"noise_schedule=1\.5 is float: expected a function"),
+        ({"collate_fn": 3}, TypeError, "collate_fn=3 is int: expected a function"),
+        ({"diagnostics": True}, TypeError, "diagnostics=True is bool: expected .*StepRecorder"),
+        ({"ledger": 3}, TypeError, "ledger=3 is int: expected .*Ledger, a path, or None"),
+        ({"accountant": []}, ValueError, r"unknown accountant \[\].*pld"),
+        ({"noise": []}, ValueError, r"unknown noise \[\].*secure"),
+        ({"radius": 10**400}, ValueError, "radius.*positive and finite.*beyond all floats"),
+    ],
+)
+def test_a_value_of_another_kind(options, error, message):
+    with pytest.raises(error, match=message):
+        make(**options)
+
+
 WRONG = [
     ({"batch_size": 0}, "batch_size=0"),
     ({"batch_size": -1}, "batch_size=-1"),

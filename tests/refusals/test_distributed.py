@@ -68,6 +68,13 @@ def test_a_process_group_of_one_rank_is_no_fault(entrance):
     ENTRANCES[entrance](plain())
 
 
+def test_statistics_of_several_ranks_are_not_released():
+    ledger = qg.accounting.Ledger()
+    with process_group(2), pytest.raises(DistributedTrainingError, match="2 ranks"):
+        qg.features.private_statistics(X, ledger)
+    assert not ledger.steps
+
+
 @pytest.mark.usefixtures("alone")
 def test_one_rank_computes_the_same():
     assert_exact(plain(), squares, X)

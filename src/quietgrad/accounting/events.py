@@ -48,6 +48,9 @@ class Poisson:
         object.__setattr__(self, "rate", require_rate("rate", self.rate))
 
 
+_MOST_COUNTED = 2**63  # of what is computed with in 64 bits
+
+
 @dataclass(frozen=True)
 class TruncatedPoisson:
     """Poisson sampling in which a draw above `largest` is cut down to a uniform subset of it.
@@ -71,6 +74,9 @@ class TruncatedPoisson:
         object.__setattr__(self, "largest", require_count("largest", self.largest, at_least=1))
         count = require_count("population", self.population, at_least=1)
         object.__setattr__(self, "population", count)
+        for name, value in (("largest", self.largest), ("population", count)):
+            if value >= _MOST_COUNTED:
+                raise ValueError(f"{name}={value} is not valid: expected an integer below 2^63")
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,11 @@ def resolve(target: str) -> CheckTarget:
         raise ValueError(
             f"{target!r} is not a target: expected module:function or path/to/file.py:function"
         )
+    if not place.endswith(".py") and not all(map(str.isidentifier, place.split("."))):
+        raise ValueError(
+            f"{place!r} is neither a module's name nor a Python file: expected module:function or "
+            "path/to/file.py:function"
+        )
     module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
     function = getattr(module, name, None)
     if not callable(function):

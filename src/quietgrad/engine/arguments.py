@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Subset
 
-from quietgrad._checks import require_delta
+from quietgrad._checks import require_callable, require_delta, wrong_type
 from quietgrad._format import describe_options
 from quietgrad._version import versions_here
 from quietgrad.accounting import accountants, events
@@ -80,6 +80,19 @@ def check_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
+def check_functions(schedule: Any, collate_fn: Any, diagnostics: Any) -> None:
+    """Refuse what could not be called later, in the middle of a run."""
+    if schedule is not None:
+        expected = "a function of the step's number that returns a factor on the noise, or None"
+        require_callable("noise_schedule", schedule, expected)
+    if collate_fn is not None:
+        expected = "a function that makes a micro-batch of a list of samples, or None"
+        require_callable("collate_fn", collate_fn, expected)
+    if diagnostics is not None and not callable(getattr(diagnostics, "watch", None)):
+        expected = "a quietgrad.diagnostics.StepRecorder, or None"
+        raise wrong_type("diagnostics", diagnostics, expected)
+
+
 def check_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
     """What the engine knows how to do, with a warning if the optimizer does some of it again."""
     if not isinstance(momentum, InnerOuter):
@@ -106,6 +119,8 @@ def open_ledger(
     A new file is made later, by `attach_ledger_file`, when the engine is known to work: one that is
     refused leaves nothing behind.
     """
+    if ledger is not None and not isinstance(ledger, Ledger | str | Path):
+        raise wrong_type("ledger", ledger, "a quietgrad.accounting.Ledger, a path, or None")
     if not isinstance(ledger, Ledger):
         ledger = (
             Ledger(adjacency=adjacency or ADD_REMOVE)

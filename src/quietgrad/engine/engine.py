@@ -25,6 +25,7 @@ from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
     check_delta,
+    check_functions,
     check_momentum,
     check_optimizer,
     check_seed,
@@ -151,6 +152,7 @@ class PrivacyEngine:
     ) -> None:
         refuse_distributed(model)
         check_optimizer(optimizer)
+        check_functions(noise_schedule, collate_fn, diagnostics)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = check_delta(delta, self._population)

@@ -1,6 +1,7 @@
 """The contract of a grouping: groups of parameters, their radii, their sensitivity."""
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,8 @@ def require_positive(value: float, what: str) -> None:
     """Raise an error that names `what` unless the value is a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number, got {type(value).__name__}")
+    if value > sys.float_info.max and isinstance(value, int):
+        raise ValueError(f"{what} must be positive and finite, got an integer beyond all floats")
     if not (isfinite(value) and value > 0):
         raise ValueError(f"{what} must be positive and finite, got {value}")
 

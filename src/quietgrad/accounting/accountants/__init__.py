@@ -45,7 +45,7 @@ def names(*, guarantees_only: bool = False) -> tuple[str, ...]:
 
 def resolve(name: str) -> Accountant:
     """The accountant of this name; ValueError, with the nearest names, if there is none."""
-    if name in _ACCOUNTANTS:
+    if isinstance(name, str) and name in _ACCOUNTANTS:
         return _ACCOUNTANTS[name]
     raise unknown_name("accountant", name, names())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from array import array
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -14,7 +16,9 @@ import torch
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.errors import UnsupportedOperationError
+from quietgrad.capture import model_state
+from quietgrad.capture.session import detach
+from quietgrad.errors import QuietgradError, UnsupportedOperationError
 
 from .helpers import Net, attach, only_batch, samples, squares
 
@@ -142,6 +146,42 @@ class ListWithCount(list):
     count = 0
 
 
+class Stubborn:
+    """Its methods raise."""
+
+    __slots__ = ("count",)
+
+    def __init__(self):
+        self.count = 0
+
+    def increment(self):
+        self.count += 1
+
+    def refuse(self, *args):
+        raise RuntimeError("not to be called")
+
+    __eq__ = __repr__ = __getattr__ = __len__ = __iter__ = __bool__ = refuse
+    __hash__ = object.__hash__
+
+
+class ReadOnlyList(list):
+    __setitem__ = __iter__ = __eq__ = Stubborn.refuse
+    __hash__ = None
+
+
+class Unreadable(Mapping):
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter("a")
+
+    __getitem__ = Stubborn.refuse
+
+
 class Shared(nn.Module):
     def __init__(self, helper):
         super().__init__()
@@ -211,6 +251,31 @@ HOLDERS = {
         lambda h: h.count.add_(1),
         lambda h: h.count.item(),
     ),
+    "object array": (
+        lambda: np.array([None, 0], dtype=object),
+        lambda h: increment_entry(h, 1),
+        lambda h: h[1],
+    ),
+    "object in an array": (
+        lambda: np.array([Plain()], dtype=object),
+        lambda h: increment(h[0]),
+        lambda h: h[0].count,
+    ),
+    "dictionary's key": (
+        lambda: {Plain(): None},
+        lambda h: increment(next(iter(h))),
+        lambda h: next(iter(h)).count,
+    ),
+    "pairs": (list, lambda h: h.append((len(h), 0.5)), len),
+    "large list": (lambda: [0] * 10**5, lambda h: increment_entry(h, 0), lambda h: h[0]),
+    "raises when asked": (Stubborn, lambda h: h.increment(), lambda h: h.count),
+    "list that cannot be written": (ReadOnlyList, lambda h: list.append(h, 1), list.__len__),
+    "mapping that cannot be read": (Unreadable, increment, lambda h: h.count),
+    "key that cannot be shown": (
+        lambda: {Stubborn(): SimpleNamespace(count=0)},
+        lambda h: increment(next(iter(h.values()))),
+        lambda h: next(iter(h.values())).count,
+    ),
     "bytearray": (lambda: bytearray(1), lambda h: increment_entry(h, 0), lambda h: h[0]),
     "grown bytearray": (bytearray, lambda h: h.extend(b"x"), len),
     "cycle": (cyclic, lambda h: increment(h.inner[0]["holder"]), lambda h: h.count),
@@ -254,12 +319,16 @@ def test_a_counter_shared_by_two_modules():
 def keep_in(holder, mean):
     if isinstance(holder, (dict, UserDict)):
         holder["mean"] = mean
+    elif isinstance(holder, ReadOnlyList):
+        list.append(holder, mean)
     elif isinstance(holder, (list, deque)):
         holder.append(mean)
     elif isinstance(holder, tuple):
         holder[0].append(mean)
     elif isinstance(holder, set):
         holder.add(mean)
+    elif isinstance(holder, np.ndarray) and holder.dtype == object:
+        holder[0] = mean
     elif isinstance(holder, np.ndarray):
         holder[:] = mean.numpy()[0]
     elif isinstance(holder, (bytearray, array)):
@@ -281,3 +350,76 @@ def test_data_kept_in_a_holder_is_refused(name):
     engine = attach(model, samples(4))
     with pytest.raises(UnsupportedOperationError, match=r"'holder.*keeps something computed"):
         engine.backward(squares(model, *only_batch(engine)))
+
+
+# Sparse and nested tensors have no memory that could be compared, those on meta no values.
+UNUSUAL = {
+    "COO": lambda: torch.eye(3).to_sparse(),
+    "CSR": lambda: torch.eye(3).to_sparse_csr(),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors)")
+@pytest.mark.parametrize("is_buffer", [True, False])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_tensors_may_be_held_but_not_written(name, is_buffer):
+    def forward(net, x):
+        net.write(net.held if is_buffer else net.box[0], x.detach())
+        return net.last(x)
+
+    model, tensor = Net(forward), UNUSUAL[name]()
+    model.write, model.box = lambda held, x: None, [None if is_buffer else tensor]
+    if is_buffer:
+        model.register_buffer("held", tensor)
+    assert train(model, samples(4), 2) == 4
+    detach(model)
+    model.write = lambda held, x: held.mul_(x.mean())
+    engine = attach(model, samples(4))
+    with pytest.raises(UnsupportedOperationError, match=r"held|box\[0\]"):
+        engine.backward(squares(model, *only_batch(engine)))
+
+
+def test_what_is_not_walked_is_not_put_back():
+    """Beyond the depth, data that is kept must show when the forward is repeated."""
+    for depth in range(5, 12):
+        leaf = box = SimpleNamespace(last=0.0)
+        for _ in range(depth):
+            box = [box]
+
+        def forward(net, x, leaf=leaf):
+            result = net.last(x) + leaf.last
+            leaf.last = x.detach().mean()
+            return result
+
+        model = Net(forward)
+        model.box = box
+        engine = attach(model, samples(4))
+        with pytest.raises(QuietgradError, match=r"keeps something computed|mixed"):
+            engine.backward(squares(model, *only_batch(engine)))
+
+
+def test_many_objects_are_not_put_back_unless_searched(monkeypatch):
+    monkeypatch.setattr(model_state, "_MOST_VISITED", 50)
+    things = [SimpleNamespace(last=0.0) for _ in range(100)]
+
+    def forward(net, x):
+        result = net.last(x) + things[-1].last
+        things[-1].last = x.detach().mean()
+        return result
+
+    model = Net(forward)
+    model.things = things
+    engine = attach(model, samples(4))
+    with pytest.raises(QuietgradError, match=r"keeps something computed|mixed"):
+        engine.backward(squares(model, *only_batch(engine)))
+
+
+def test_a_logger_is_not_looked_into():
+    model = Net(lambda net, x: net.last(x))
+    model.log = logging.getLogger("quietgrad.tests")
+    assert {name for name, *_ in model_state.walk_attributes(model) if "log" in name} == {"log"}

@@ -1,6 +1,8 @@
 """Ways to keep something of the samples in a model: each must be refused."""
 
 import types
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -110,7 +112,24 @@ def keep_number(model, x):
     model.last = float(np.asarray(x.mean()))
 
 
+def keep_name(model, x):
+    model._non_persistent_buffers_set = {x.mean().item()}
+
+
+def keep_as(kind):
+    return lambda model, x: setattr(model, "last", kind(x.mean().item()))
+
+
 KEPT = {
+    "among names": keep_name,
+    "a key": lambda model, x: setattr(model, "last", {x.mean(0): 1}),
+    "a float as a key": lambda model, x: setattr(model, "last", {x.mean().item(): 1}),
+    "a pair": lambda model, x: setattr(model, "last", [(1, x.mean().item())]),
+    "a complex number": keep_as(complex),
+    "a Decimal": keep_as(Decimal),
+    "a Fraction": keep_as(Fraction),
+    "bytes": lambda model, x: setattr(model, "last", x.mean(0).numpy().tobytes()),
+    "a view of memory": lambda model, x: setattr(model, "last", memoryview(x.mean(0).numpy())),
     "a tensor": keep_tensor,
     "an array": keep_array,
     "in an object": keep_in_object,

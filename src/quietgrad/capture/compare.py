@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -48,10 +49,15 @@ def _children(tree: Any) -> list[Any]:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """What an object has in its ``__slots__`` and its ``__dict__``; nothing of modules and code."""
-    if isinstance(value, _OPAQUE):
+    if issubclass(type(value), _OPAQUE):
         return {}
-    slots = {name: getattr(value, name) for name in slots_of(value) if hasattr(value, name)}
-    return slots | getattr(value, "__dict__", {})
+    # Not by methods of its own, which may raise.
+    found = {}
+    for name in (*slots_of(value), "__dict__"):
+        with suppress(AttributeError):
+            found[name] = object.__getattribute__(value, name)
+    held = found.pop("__dict__", {})
+    return found | held if issubclass(type(held), dict) else found
 
 
 def slots_of(value: Any) -> tuple[str, ...]:
@@ -169,11 +175,32 @@ def replace_others(kept: Tensor) -> Tensor:
 # -- equality ------------------------------------------------------------------------------------
 
 
+def dense_parts(tensor: Tensor) -> dict[str, Tensor]:
+    """What a tensor is stored as: itself; the parts of a sparse or nested one; nothing on meta."""
+    if tensor.device.type == "meta":
+        return {}
+    if tensor.is_nested:
+        return {f"[{index}]": part for index, part in enumerate(tensor.detach().unbind())}
+    if tensor.layout is torch.strided:
+        return {"": tensor}
+    entries = tensor.detach().to_sparse_coo().coalesce()
+    return {".indices()": entries.indices(), ".values()": entries.values()}
+
+
 def is_equal(one: Tensor, other: Tensor) -> bool:
     """Whether shape, type and entries are the same; a NaN that stays is no change."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if one.layout != other.layout or one.dtype != other.dtype or one.device != other.device:
         return False
-    return torch.equal(one, other) or torch.equal(_bytes_of(one), _bytes_of(other))
+    ones, others = dense_parts(one), dense_parts(other)
+    return ones.keys() == others.keys() and all(
+        part.shape == others[place].shape
+        and (torch.equal(part, others[place]) or _same_bytes(part, others[place]))
+        for place, part in ones.items()
+    )
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(_bytes_of(one), _bytes_of(other))
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

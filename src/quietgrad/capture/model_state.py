@@ -1,19 +1,30 @@
 """What a model holds in attributes of its modules: counters, caches, arrays, generators.
 
-One walker finds it. Repeats of a forward put it back, and data that a forward left in it is
-refused. Closures, iterators and open files are not looked into.
+One walker finds it. Repeats of a forward put back the insides of what was searched for data, and of
+nothing else: what changes in others shows as mixing when the forward is repeated. Others are
+classes, functions, closures, iterators, open files, loggers, locks, threads, what is nested deeper
+than ``_DEEPEST``, and what comes after the first ``_MOST_VISITED`` objects that are not plain
+values. Data inside of a new function or iterator that a forward stores is not found.
 """
 
 from __future__ import annotations
 
+import io
+import logging
+import operator
 import random
+import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +33,22 @@ from torch import Tensor, nn
 from quietgrad.capture.compare import attributes_of, slots_of
 from quietgrad.factors.base import version_of
 
-_OTHERS = frozenset(vars(nn.Module()))  # parameters, buffers, children, hooks, the mode
-_SIMPLE = (bool, int, float, str, type(None), np.generic)
-_VALUES = (Tensor, np.ndarray, bytearray, array, *_SIMPLE)
-_NUMBERS = (float, np.floating, np.ndarray, bytearray, array)
+# Parameters, buffers, children, hooks, the mode. What is kept in buffers is found elsewhere.
+_OTHERS = frozenset(vars(nn.Module())) - {"_non_persistent_buffers_set"}
+_REBOUND = ("training", "_buffers", "_parameters")  # the others that are put back
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_SIMPLE = (*_PLAIN, np.generic, Decimal, Fraction)
+_VALUES = (Tensor, np.ndarray, bytearray, array, memoryview, *_SIMPLE)
+_NUMBERS = (float, complex, bytes, np.inexact, Decimal, Fraction)
+_ARRAYS = (np.ndarray, bytearray, array, memoryview)
+_CONTAINERS = (list, tuple, deque, set, frozenset, OrderedDict, dict, MappingProxyType)
+_MAPPINGS = (OrderedDict, dict, MappingProxyType)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_LOCK = type(threading.Lock()), type(threading.RLock()), threading.Thread
+_CLOSED = (Tensor, logging.Filterer, logging.Manager, io.IOBase, *_LOCK)
 _OWN = ("quietgrad.engine", "quietgrad.capture")  # a module may know its engine
-_DEEPEST = 6
+_DEEPEST = 7
+_MOST_VISITED = 10**5
 _MOST_COMPARED = 2**16  # entries of an array; above, only its identity is
 
 Restore = Callable[[], object]
@@ -36,8 +57,25 @@ Restore = Callable[[], object]
 # -- the walker ----------------------------------------------------------------------------------
 
 
-def walk_attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Everything in modules' attributes and inside of it, by a path; each object once."""
+class _Held(NamedTuple):
+    """An object in an attribute; ``is_searched`` if all that it holds is found as well.
+
+    ``is_plain`` if it is a container that is looked at as a whole.
+    """
+
+    path: str
+    value: Any
+    is_searched: bool
+    is_plain: bool = False
+
+
+def walk_attributes(model: nn.Module) -> Iterator[_Held]:
+    """Everything in modules' attributes and inside of it, by a path; each object once.
+
+    A container of plain immutable values is one object, however many it has. Nothing is asked of an
+    object's own methods, which may raise, but the items of a mapping that is no dictionary:
+    containers and attributes are read as Python stores them.
+    """
     known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     pending: deque[tuple[str, Any, int]] = deque(
         (f"{path}.{name}" if path else name, value, 0)
@@ -45,35 +83,80 @@ def walk_attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items()
         if name not in _OTHERS
     )
+    count = len(pending)
     while pending:
         path, value, depth = pending.popleft()
-        if isinstance(value, _SIMPLE):
-            yield path, value
+        if type(value) in _PLAIN or _is(value, _SIMPLE):
+            yield _Held(path, value, is_searched=True)
         elif id(value) not in known:
             known[id(value)] = value  # kept alive: an id may come again
-            yield path, value
-            if depth < _DEEPEST:
-                pending.extend((path + key, child, depth + 1) for key, child in _items(value))
+            is_plain = _is_plain(value)
+            inside = () if is_plain else _items(value)
+            children = [(path + key, child, depth + 1) for key, child in inside]
+            count += sum(type(child) not in _PLAIN for _, child, _ in children)
+            within = depth < _DEEPEST and count < _MOST_VISITED
+            is_searched = _is_open(value) and (within or not children)
+            yield _Held(path, value, is_searched, is_plain)
+            if within:
+                pending.extend(children)
 
 
 def find_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every tensor, array, number and string among them."""
-    return ((path, value) for path, value in walk_attributes(model) if isinstance(value, _VALUES))
+    """Every tensor, array, number and string among them, and containers of plain ones."""
+    for path, value, _, is_plain in walk_attributes(model):
+        if is_plain or _is(value, _VALUES):
+            yield path, value
+
+
+def _is(value: Any, kinds: Any) -> bool:
+    """As isinstance, without asking the object for its ``__class__``, which may raise."""
+    return issubclass(type(value), kinds)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a container of nothing but plain values, or tuples of such."""
+    if type(value) not in _CONTAINERS:
+        return False
+    parts = [value, value.values()] if _is(value, _MAPPINGS) else [value]
+    kinds = set(map(type, parts[0])).union(*(map(type, part) for part in parts[1:]))
+    if tuple in kinds:
+        inner = (entry for entry in chain(*parts) if type(entry) is tuple)
+        kinds = (kinds - {tuple}) | set(map(type, chain.from_iterable(inner)))
+    return kinds <= _PLAIN
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    """The keys, or positions, and entries of a container."""
+    for kind in _CONTAINERS:
+        if _is(value, kind):
+            found: Any = kind.items(value) if kind in _MAPPINGS else enumerate(kind.__iter__(value))
+            return list(found)
+    if _holds_objects(value):
+        return list(enumerate(value.ravel().tolist()))
+    with suppress(Exception):  # one that loads its values, or holds them weakly
+        return list(value.items()) if _is(value, Mapping) else []
+    return []
+
+
+def _holds_objects(value: Any) -> bool:
+    return _is(value, np.ndarray) and value.dtype.hasobject
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     if not _is_open(value):
         return
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", child) for key, child in list(value.items()))
-    elif isinstance(value, (list, tuple, deque, set, frozenset)):
-        yield from ((f"[{index}]", child) for index, child in enumerate(list(value)))
-    yield from ((f".{name}", child) for name, child in attributes_of(value).items())
+    for index, (key, child) in enumerate(_entries(value)):
+        if type(key) in _PLAIN:
+            yield f"[{key!r}]", child
+        else:
+            yield f".keys()[{index}]", key
+            yield f".values()[{index}]", child
+    if not _is(value, np.ndarray):
+        yield from ((f".{name}", child) for name, child in attributes_of(value).items())
 
 
 def _is_open(value: Any) -> bool:
-    is_own = str(type(value).__module__).startswith(_OWN)
-    return not is_own and not isinstance(value, (Tensor, np.ndarray))
+    return not str(type(value).__module__).startswith(_OWN) and not _is(value, _CLOSED)
 
 
 # -- data that is kept ---------------------------------------------------------------------------
@@ -109,25 +192,49 @@ class AttributeWatch:
         if self._before is None:
             return None
         for name, value in find_values(self._model):
-            if _mark(value) == self._before.get(name):
+            mark, before = _mark(value), self._before.get(name)
+            if mark == before:
                 continue
-            if isinstance(value, Tensor):
+            if _is(value, Tensor):
                 if is_data(value):
                     return name
-            elif numbers_were_read and isinstance(value, _NUMBERS):
+            elif numbers_were_read and _has_new_number(value, before):
                 return name
         return None
 
 
+def _has_new_number(value: Any, before: Any) -> bool:
+    if not _is(value, _CONTAINERS):
+        return _is(value, _NUMBERS) or (_is(value, _ARRAYS) and not _holds_objects(value))
+    known = dict(_entries(before[1])) if before and _is(before[1], _CONTAINERS) else {}
+    changed = (
+        entry
+        for key, child in _entries(value)
+        for entry in (key, child)
+        if key not in known or known[key] != child
+    )
+    flat = chain.from_iterable(e if type(e) is tuple else (e,) for e in changed)
+    return any(_is(entry, _NUMBERS) for entry in flat)
+
+
 def _mark(value: Any) -> Any:
     """What tells later whether it is still the same."""
-    if isinstance(value, Tensor):
+    if _is(value, Tensor):
         return _Same(value), version_of(value)
-    if isinstance(value, np.ndarray):
-        return _Same(value), value.tobytes() if value.size <= _MOST_COMPARED else b""
-    if isinstance(value, (bytearray, array)):
+    if _is(value, np.ndarray):
+        compared = value.size <= _MOST_COMPARED and not _holds_objects(value)
+        return _Same(value), value.tobytes() if compared else b""
+    if _is(value, (bytearray, array, memoryview)):
         return _Same(value), bytes(value)
-    return type(value), value
+    return type(value), _copy_entries(value) if _is(value, _CONTAINERS) else value
+
+
+def _copy_entries(value: Any) -> Any:
+    """A container as Python stores it, by itself."""
+    kind: Any = next(kind for kind in _CONTAINERS if _is(value, kind))
+    if kind in _MAPPINGS:
+        return dict(kind.items(value))
+    return (list if kind in (list, deque) else kind)(kind.__iter__(value))
 
 
 class _Same:
@@ -167,11 +274,12 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        held = [*(b for b in model.buffers()), *(value for _, value in walk_attributes(model))]
+        buffers = (_Held("", buffer, is_searched=False) for buffer in model.buffers())
+        held = [*buffers, *walk_attributes(model)]
         self._restores: list[Restore] = [
             *(partial(_restore_module, module, dict(vars(module))) for module in modules),
             *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),
-            *(restore for value in held for restore in _keep(value)),
+            *(restore for each in held for restore in _keep(each)),
         ]
 
     def restore(self) -> None:
@@ -224,52 +332,63 @@ def seed_all(model: nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
-    for _, value in walk_attributes(model):
-        if isinstance(value, torch.Generator):
+    for _, value, _, _ in walk_attributes(model):
+        if _is(value, torch.Generator):
             value.manual_seed(seed)
-        elif isinstance(value, np.random.Generator):
+        elif _is(value, np.random.Generator):
             value.bit_generator.state = type(value.bit_generator)(seed).state
-        elif isinstance(value, (random.Random, np.random.RandomState)):
+        elif _is(value, (random.Random, np.random.RandomState)):
             value.seed(seed)
 
 
-def _keep(value: Any) -> Iterator[Restore]:
+def _keep(held: _Held) -> Iterator[Restore]:
     """How to put back the insides of what can change in place."""
-    if isinstance(value, Tensor):
-        if not value.requires_grad and not value.is_inference():
+    value = held.value
+    if _is(value, Tensor):
+        if _is_dense(value) and not value.requires_grad and not value.is_inference():
             yield partial(_restore_tensor, value, value.clone())
-    elif isinstance(value, np.ndarray):
-        if value.flags.writeable and not isinstance(value, np.memmap):
+    elif _is(value, np.ndarray):
+        is_written = value.flags.writeable and not _is(value, np.memmap)
+        if is_written and (held.is_searched or not _holds_objects(value)):
             yield partial(_restore_array, value, value.copy())
-    elif isinstance(value, (torch.Generator, np.random.RandomState)):
-        set_state: Any = value.set_state
-        yield partial(set_state, value.get_state())
-    elif isinstance(value, np.random.Generator):
-        yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    elif isinstance(value, random.Random):
-        if not isinstance(value, random.SystemRandom):
-            yield partial(value.setstate, value.getstate())
-    else:
+    elif _is(value, (bytearray, array)):
+        yield partial(_restore_sequence, value, value[:])
+    elif _is(value, _GENERATORS):
+        yield from _keep_generator(value)
+    elif held.is_searched and not _is(value, _SIMPLE):
         yield from _keep_entries(value)
 
 
+def _keep_generator(value: Any) -> Iterator[Restore]:
+    if _is(value, np.random.Generator):
+        yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    elif _is(value, (torch.Generator, np.random.RandomState)):
+        yield partial(value.set_state, value.get_state())
+    elif not _is(value, random.SystemRandom):
+        yield partial(value.setstate, value.getstate())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    return is_strided and tensor.device.type != "meta"
+
+
 def _keep_entries(value: Any) -> Iterator[Restore]:
-    if isinstance(value, (list, bytearray, array)):
-        yield partial(_restore_sequence, value, value[:])
-    elif isinstance(value, dict):
-        yield partial(_restore_mapping, value, dict(value))
-    elif isinstance(value, (set, deque)):
-        yield partial(_restore_collection, value, list(value))
-    if _is_open(value):
+    if _is(value, dict):
+        yield partial(_restore_mapping, value, _copy_entries(value))
+    elif _is(value, (list, set, deque)):
+        kind: Any = next(kind for kind in (list, set, deque) if _is(value, kind))
+        yield partial(_restore_collection, kind, value, list(kind.__iter__(value)))
+    if type(value) not in _CONTAINERS:
         yield partial(_restore_attributes, value, attributes_of(value))
 
 
 def _restore_module(module: nn.Module, held: dict[str, Any]) -> None:
     """Which attributes there are, and what they are bound to: counters, modes, caches."""
     now = vars(module)
-    for name in now.keys() - held.keys():
+    for name in now.keys() - held.keys() - _OTHERS:
         del now[name]
-    now.update(held)
+    now.update((n, child) for n, child in held.items() if n in _REBOUND or n not in _OTHERS)
 
 
 def _restore_tensor(tensor: Tensor, value: Tensor) -> None:
@@ -285,24 +404,26 @@ def _restore_array(written: Any, value: Any) -> None:
 
 
 def _restore_sequence(sequence: Any, entries: Any) -> None:
-    is_list = isinstance(sequence, list)
-    if not _same_objects(sequence, entries) if is_list else sequence != entries:
+    if sequence != entries:
         sequence[:] = entries
 
 
 def _restore_mapping(mapping: dict[Any, Any], entries: dict[Any, Any]) -> None:
-    if not (_same_objects(mapping, entries) and _same_objects(mapping.values(), entries.values())):
-        # Not by methods of its own, which may do something else (a Counter adds).
-        kind: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
+    # Not by methods of its own, which may do something else (a Counter adds).
+    kind: Any = OrderedDict if _is(mapping, OrderedDict) else dict
+    if not (
+        _same_objects(kind.keys(mapping), entries)
+        and _same_objects(kind.values(mapping), entries.values())
+    ):
         kind.clear(mapping)
         for key, child in entries.items():
             kind.__setitem__(mapping, key, child)
 
 
-def _restore_collection(collection: Any, entries: list[Any]) -> None:
-    if not _same_objects(collection, entries):
-        collection.clear()
-        (collection.update if isinstance(collection, set) else collection.extend)(entries)
+def _restore_collection(kind: Any, collection: Any, entries: list[Any]) -> None:
+    if not _same_objects(kind.__iter__(collection), entries):
+        kind.clear(collection)
+        (set.update if kind is set else kind.extend)(collection, entries)
 
 
 def _restore_attributes(value: Any, held: dict[str, Any]) -> None:
@@ -314,14 +435,14 @@ def _restore_attributes(value: Any, held: dict[str, Any]) -> None:
         if name in slots:
             object.__delattr__(value, name)
         else:
-            del value.__dict__[name]
+            del object.__getattribute__(value, "__dict__")[name]
     for name, child in held.items():
         if name not in slots:
-            value.__dict__[name] = child
+            object.__getattribute__(value, "__dict__")[name] = child
         elif now.get(name, held) is not child:
             object.__setattr__(value, name, child)
 
 
 def _same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
     ones, rest = list(some), list(others)
-    return len(ones) == len(rest) and all(a is b for a, b in zip(ones, rest, strict=True))
+    return len(ones) == len(rest) and all(map(operator.is_, ones, rest))

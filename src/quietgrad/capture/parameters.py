@@ -297,12 +297,14 @@ class BufferWatch:
 
 
 def _is_compared(buffer: Tensor) -> bool:
-    is_plain = buffer.layout is torch.strided and not buffer.is_quantized
+    is_plain = buffer.layout is torch.strided and not buffer.is_quantized and not buffer.is_nested
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Where its memory begins; 0 if it has none of its own, as sparse and nested ones."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 
 class Provenance:
@@ -326,7 +328,7 @@ class Provenance:
             for attribute, buffer in module._buffers.items()
         }
         held = [*model.named_buffers(), *model.named_parameters()]
-        self._storages = {t.untyped_storage().data_ptr(): name for name, t in held if t.numel()}
+        self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
 
     def note(self, tensors: Iterable[Tensor], *, constant: bool) -> None:
@@ -363,7 +365,7 @@ class Provenance:
         """The buffer or parameter whose memory ``tensor`` shares."""
         if not isinstance(tensor, Tensor) or not tensor.numel():
             return None
-        address = tensor.untyped_storage().data_ptr()
+        address = _address(tensor)
         return self._storages.get(address) or self.watch.name_at(address)
 
     def original(self, module: nn.Module, attribute: str) -> tuple[Tensor | None, str]:
@@ -386,4 +388,4 @@ def _is_shared(tensor: Tensor, batch: int) -> bool:
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:
-    return batch == 1 or any(size % batch == 0 for size in tensor.shape)
+    return batch == 1 or tensor.is_nested or any(size % batch == 0 for size in tensor.shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import Node, parse_output, split_samples, tensors_in
+from quietgrad.capture.compare import Node, dense_parts, parse_output, split_samples, tensors_in
 from quietgrad.capture.independence import check_independence
 from quietgrad.capture.model_state import ModelState, mark_repeating, preserve_state, seed_all
 from quietgrad.errors import EscapedGradientError, SampleMixingError
@@ -215,7 +215,11 @@ class ModelCall:
             if seed is not None:
                 seed_all(self.model, seed)
             outputs = self.model(*args, **kwargs)
-            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+            buffers = {
+                f"{name}{place}": part.clone()
+                for name, buffer in self.model.named_buffers()
+                for place, part in dense_parts(buffer).items()
+            }
         return parse_output(outputs), buffers
 
     @cached_property

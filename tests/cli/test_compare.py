@@ -53,7 +53,10 @@ def test_sweep_maps_two_settings_and_tells_the_cost(tmp_path):
         "--clipping", "abadi,auto-s", "--out", str(out),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    titles = ("abadi (smoke): test accuracy", "auto-s (smoke): test accuracy")
+    titles = (
+        "abadi (smoke run, synthetic data): test accuracy",
+        "auto-s (smoke run, synthetic data): test accuracy",
+    )
     for expected in (*titles, "random search with 8 runs"):
         assert expected in text_of(result)
     assert (out / "sweep.svg").read_text().lstrip().startswith("<?xml")
@@ -103,7 +106,7 @@ def test_what_is_not_the_recipes_own_is_told(tmp_path):
     }
     said = text_of(result)
     for expected in (
-        "fashion-mnist (smoke): epsilon 3, 1 epoch, the first 40 samples",
+        "fashion-mnist (smoke run, synthetic data): epsilon 3, 1 epoch, the first 40 samples",
         "Changed from the recipe: synthetic data and a small model (--smoke), 1 epoch (recipe:"
         " 40), batch size 16 (recipe: 2048), delta 0.001 (recipe: 1e-05), accountant rdp (recipe:"
         " pld), the first 40 samples (recipe: all).",
@@ -131,10 +134,13 @@ def test_settings_that_are_swept_are_not_told_as_changed(tmp_path):
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert "learning_rate" not in found["changed"]
     assert found["changed"]["limit"] == 40
-    assert "auto-s (smoke): test accuracy, epsilon 3, 1 epoch, the first 40 samples" in said
+    assert (
+        "auto-s (smoke run, synthetic data): test accuracy, epsilon 3, 1 epoch, the first 40 samples"
+        in said
+    )
     assert "Changed from the recipe: synthetic data" in said
     over_epsilon = text_of(run("sweep", "digits", *SMALL, "--over", "epsilon=2,4"))
-    assert "auto-s (smoke): test accuracy, 1 epoch" in over_epsilon
+    assert "auto-s (smoke run, synthetic data): test accuracy, 1 epoch" in over_epsilon
 
 
 def test_a_recipe_as_it_is_has_no_changes():

@@ -134,10 +134,8 @@ def test_settings_that_are_swept_are_not_told_as_changed(tmp_path):
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert "learning_rate" not in found["changed"]
     assert found["changed"]["limit"] == 40
-    assert (
-        "auto-s (smoke run, synthetic data): test accuracy, epsilon 3, 1 epoch, the first 40 samples"
-        in said
-    )
+    title = "auto-s (smoke run, synthetic data): test accuracy"
+    assert f"{title}, epsilon 3, 1 epoch, the first 40 samples" in said
     assert "Changed from the recipe: synthetic data" in said
     over_epsilon = text_of(run("sweep", "digits", *SMALL, "--over", "epsilon=2,4"))
     assert "auto-s (smoke run, synthetic data): test accuracy, 1 epoch" in over_epsilon

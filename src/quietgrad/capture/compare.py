@@ -234,37 +234,59 @@ def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
 def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     """Whether runs of the same size gave the same, computed with numbers of ``bits`` at least.
 
-    The tolerance is each entry's own. Relative to the largest entry it would be blind where some
-    are masked with -1e9.
+    The tolerance is each entry's own, and that of its row and of its column: relative to the
+    largest entry it would be blind where some are 1e9.
     """
     if left.shape != right.shape:
         return False
-    if not left.is_floating_point() or torch.equal(left, right):
+    if not _has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
     # Kernels may round differently for other values elsewhere in the batch, but hardly more.
     info = min(torch.finfo(left.dtype), _INFO[bits], key=lambda each: each.bits)
-    tolerance = info.eps * (2 if info.bits == 16 else 64)
-    left, right = left.double(), right.double()
-    magnitudes = left[_is_ordinary(left)].abs()
-    magnitudes = magnitudes[magnitudes > 0]
-    typical = float(magnitudes.median()) if magnitudes.numel() else 0.0
-    return torch.allclose(
-        left, right, atol=_SUMMANDS * tolerance * typical, rtol=tolerance, equal_nan=True
-    )
+    return _is_within(left, right, info.eps * (2 if info.bits == 16 else 64))
 
 
-def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
-    """Whether runs of different sizes gave the same: kernels round far more differently then."""
+def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64, floor: float = 0.0) -> bool:
+    """Whether runs of different sizes gave the same: kernels round far more differently then.
+
+    Differences up to ``floor`` are taken for rounding.
+    """
     if left.squeeze().shape != right.squeeze().shape:
         return False
+    if not _has_digits(left):
+        return torch.equal(left.squeeze(), right.squeeze())
     # A factor or a shift is far larger still.
     tolerance = {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(left.dtype).bits), 0.1)
-    left, right = left.squeeze().double(), right.squeeze().double()
-    ordinary = _is_ordinary(left)
-    difference = (left - right)[ordinary].nan_to_num(0.0, 0.0, 0.0)
-    if float(difference.norm()) > tolerance * float(left[ordinary].norm()):
-        return False
-    return torch.allclose(left[~ordinary], right[~ordinary], rtol=tolerance, equal_nan=True)
+    return _is_within(left, right.view_as(left), tolerance, floor)
+
+
+def _has_digits(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_within(left: Tensor, right: Tensor, tolerance: float, floor: float = 0.0) -> bool:
+    """Whether entries differ by no more than rounding, relative to what they may be summed from."""
+    left, right = left.detach(), right.detach()
+    if left.is_complex():
+        left, right = torch.view_as_real(left), torch.view_as_real(right)
+    ones, others = (t.double().reshape(-1, t.shape[-1] if t.ndim else 1) for t in (left, right))
+    allowed = tolerance * (ones.abs() + _SUMMANDS * _scales(ones)) + floor
+    apart = (ones - others).abs()
+    same = ones.eq(others) | (ones.isnan() & others.isnan())
+    return bool((same | apart.le(allowed)).all())
+
+
+def _scales(rows: Tensor) -> Tensor:
+    """The smaller one of the means of an entry's row and of its column, without fills."""
+    ordinary = _is_ordinary(rows)
+    sizes = rows.abs().where(ordinary, 0.0)
+    across, along = (
+        sizes.sum(dim, keepdim=True) / ordinary.sum(dim, keepdim=True).clamp_min(1)
+        for dim in (1, 0)
+    )
+    if rows.shape[1] == 1:
+        return along.expand_as(rows)
+    return across.expand_as(rows) if rows.shape[0] == 1 else torch.minimum(across, along)
 
 
 def agree_throughout(

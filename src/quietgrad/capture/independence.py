@@ -1,59 +1,83 @@
-"""Whether a model treats its samples independently: replace some, and the others must not notice.
+"""Whether a model treats its samples independently: change others, and a sample must not notice.
 
 Probes (see ``layout``) find mixing through gradients, down to the last bit, but only above the
-first trainable parameter and only where gradients flow. This looks at the forward itself: half of
-the samples are replaced by copies of another one, and the outputs of the rest are compared; then
-all samples change places, and so must their outputs; then some are left out. It finds batch
-statistics on the raw input, detached ones, anything done to integer ids, buffers that keep
-something of the data, and what depends on a sample's place in the batch or on its size.
+first trainable parameter and only where gradients flow. Here the call itself is repeated, from the
+state it began with: once with half of the samples replaced by copies of another one, once with the
+other half alone and in another order. What it returns for these samples, and the gradients of every
+parameter for them, must be what the call itself gave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from itertools import combinations, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quietgrad.capture.compare import (
-    Branch,
-    Node,
     agree,
     agree_across_sizes,
-    agree_throughout,
     coarsest_bits,
-    is_list_of,
-    leaves,
-    lists_of,
-    map_tensors,
     replace_others,
-    tensors_in,
 )
-from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
-from quietgrad.capture.refusals import raw_data_refusal
+from quietgrad.capture.draws import DrawRecorder, DrawReplayer
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.model_state import find_difference
+from quietgrad.capture.outputs import OutputComparison, tells_samples_apart
+from quietgrad.capture.refusals import kept_data_refusal, raw_data_refusal
+from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
+from quietgrad.capture.samples import InputLayout, count_rows, list_input_layouts, rebuild
 from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
+from quietgrad.factors.base import Factor
 
-if TYPE_CHECKING:
-    from quietgrad.capture.verification import ModelCall
+Choose = Callable[[Any], Any]
+"""Makes other arguments of those of a call."""
 
-Splits = Sequence[tuple[Tensor, Tensor]]
-
-# Draws that differ between two samples are equally likely the other way round: 2 ** -20 is left.
-_SEEDS = 20
+# Of the largest gradient in a pass: what differs by less between sizes may be rounding.
+_FLOOR = 1e-5
 
 
-def check_independence(call: ModelCall, splits: Splits) -> None:
-    """Refuse a model whose outputs for some samples depend on other samples or on their places.
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call as it was made: what is verified.
 
-    ``splits`` are halves of the batch; each half is replaced once.
+    Attributes:
+        call: the call.
+        factors: of the gradients that arrived at its sites.
+        recapture: captures repeats.
+        batch: the number of samples.
     """
-    batch = len(splits[0][0])
+
+    call: ModelCall
+    factors: Factors
+    recapture: Recapture
+    batch: int
+
+
+def check_independence(recorded: RecordedCall, *, is_new: bool) -> None:
+    """Refuse a call whose results for some samples depend on others, on places or on their number.
+
+    Args:
+        recorded: the call.
+        is_new: whether nothing like it was verified before. Then every two samples are told apart
+            by further repeats, without a backward pass.
+    """
+    call, batch = recorded.call, recorded.batch
+    arguments = call.args, call.kwargs
+    layouts = list_input_layouts(arguments, batch)
+    if not layouts and not call.with_gradients:
+        batch = count_rows(arguments) or 1  # a frozen part, called with some of the samples
+        layouts = [InputLayout(Layout(batch))] if batch > 1 else []
     complaints = []
-    for layout in list_input_layouts(call, batch):
-        complaint = _Examination(call, layout).complaint(splits)
+    for layout in layouts:
+        examination = _Examination(replace(recorded, batch=batch), layout)
+        complaint = examination.find_complaint(is_new=is_new)
         if complaint is None:
             return  # where the samples could be in several places, one of them must do
         complaints.append(complaint)
@@ -62,112 +86,289 @@ def check_independence(call: ModelCall, splits: Splits) -> None:
     if any(output.holds_samples(batch) for output in call.outputs):
         raise UnsupportedOperationError(
             f"the model ({type(call.model).__name__}) returns something for each of the {batch} "
-            "samples, and no tensor that it is called with holds them: it gets them in another way "
-            "(an array, an object, an attribute), so that it cannot be verified that it keeps them "
-            "apart. Pass the samples as tensors, or as a list with one tensor for each."
+            "samples, and nothing that it is called with holds them: it gets them in another way "
+            "(an attribute, a function, an object that cannot be looked into), so that it cannot "
+            "be verified that it keeps them apart. Pass the samples as tensors, or as a list with "
+            "one entry for each."
         )
 
 
-@dataclass(frozen=True)
+def check_single(recorded: RecordedCall) -> None:
+    """Refuse a call with one sample that gives something else after another sample was run."""
+    examination = _Examination(recorded, InputLayout(Layout(1)))
+    everyone = torch.arange(1)
+    examination.require_repeatable()
+    other = examination.run_if_possible(_reverse_values, everyone)
+    if other is not None:
+        examination.refuse_kept_data(other)
+    examination.require_repeatable()
+
+
+def _reverse_values(arguments: Any) -> Any:
+    """Another sample, made of the values of this one."""
+
+    def reverse(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return None
+        reversed_ = part.detach().flatten().flip(0).view(part.shape)
+        return reversed_.requires_grad_(part.requires_grad)
+
+    return rebuild(arguments, reverse)
+
+
+def _random_half(count: int) -> Tensor:
+    """A mask of the samples that are kept."""
+    half = torch.zeros(count, dtype=torch.bool)
+    half[_random_order(count)[: (count + 1) // 2]] = True
+    return half
+
+
+def _random_order(count: int) -> Tensor:
+    generator = torch.Generator()
+    generator.seed()
+    return torch.randperm(count, generator=generator)
+
+
+def _separating_halves(count: int) -> list[Tensor]:
+    """Masks such that of any two samples each is kept in some of them without the other.
+
+    Each sample is in another selection of half of the masks, and none of these holds another.
+    """
+    masks = next(n for n in range(2, count + 2) if math.comb(n, n // 2) >= count)
+    chosen = islice(combinations(range(masks), masks // 2), count)
+    kept = torch.zeros(masks, count, dtype=torch.bool)
+    for sample, which in zip(_random_order(count).tolist(), chosen, strict=True):
+        kept[list(which), sample] = True
+    return [mask for mask in kept if mask.any()]
+
+
 class _Examination:
-    """Runs of one call, with one layout of its arguments."""
+    """Repeats of one call, with one layout of its arguments."""
 
-    call: ModelCall
-    layout: InputLayout
+    def __init__(self, recorded: RecordedCall, layout: InputLayout) -> None:
+        self.recorded, self.layout = recorded, layout
+        self._call = recorded.call
+        self._kind = type(recorded.call.model).__name__
+        self._everyone = torch.arange(recorded.batch)
+        self._drawn = DrawRecorder()
 
-    def complaint(self, splits: Splits) -> QuietgradError | None:
-        """What is wrong with the model, if anything is."""
-        unchanged = self.layout.select(torch.arange(self.layout.batch))
-        before, buffers = self.call.repeat(unchanged)
-        for kept in (half for halves in splits for half in halves):
-            after, written = self.call.repeat(self.layout.select(replace_others(kept)))
-            for name, value in buffers.items():
-                if name in written and not agree(value, written[name]):
-                    raise raw_data_refusal(name)
-            rest = kept.nonzero().flatten()
-            if not self._comparison(len(kept), rest, rest).holds(before, after):
-                return _mixed(self._kind)
-        if not self._is_verifiable(before):
-            return _nothing_to_compare(self._kind)
-        return self._complaint_of_places(evaluating=True) or self._complaint_of_places(
-            evaluating=False
-        )
+    def find_complaint(self, *, is_new: bool) -> QuietgradError | None:
+        """What is wrong with the call, if anything is."""
+        kept = _random_half(self.recorded.batch)
+        run, is_same = self._replace_others(kept, self._drawn)
+        if self._drawn.has_hidden:
+            # Draws that depend on values are drawn for all, here and in what is compared with.
+            self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
+            is_same = self._agrees(run, *[kept.nonzero().flatten()] * 2)
+        if not is_same:
+            return self._explain(_mixed(self._kind))
+        self.refuse_kept_data(run)
+        if complaint := self._find_place_dependence(kept.nonzero().flatten()):
+            return complaint
+        if is_new and not self._drawn.has_hidden:
+            if self._mixes_any():
+                return self._explain(_mixed(self._kind))
+            if self._moves_any():
+                return self._explain(_placed(self._kind))
+        return None if self._is_verifiable else _nothing_to_compare(self._kind)
 
-    def _complaint_of_places(self, *, evaluating: bool) -> QuietgradError | None:
-        """What changes when samples change places, or when there are fewer."""
-        everyone = torch.arange(self.layout.batch)
-        before, again = (self._run(everyone, evaluating, seed) for seed in (0, 1))
-        if not agree_throughout(before, again):
-            return None  # draws at random: a sample's draws are another's in another place
-        for samples, complain in self._rearranged():
-            after = self._run_if_possible(samples, evaluating)
-            if after is None or self._is_rearranged(before, after, samples):
-                continue
-            if self._is_random(everyone, before, evaluating):
+    def _replace_others(
+        self, kept: Tensor, mode: DrawRecorder | None = None, *, backward: bool = True
+    ) -> tuple[Execution, bool]:
+        """A repeat with all others replaced, and whether these samples got the same."""
+        samples, rest = replace_others(kept), kept.nonzero().flatten()
+        run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+        return run, self._agrees(run, rest, rest, backward=backward)
+
+    def _mixes_any(self) -> bool:
+        """Whether some sample notices that another one is replaced, whichever two they are."""
+        halves = _separating_halves(self.recorded.batch)
+        return not all(self._replace_others(kept, backward=False)[1] for kept in halves)
+
+    def _moves_any(self) -> bool:
+        """Whether samples notice that all change places, if draws do not change with them."""
+        if self._drawn.drawn or self._call.moved:
+            return False
+        samples = self._everyone.roll(1)
+        run = self.run(self.layout.select(samples), samples, backward=False)
+        return not self._agrees(run, samples, backward=False)
+
+    def _find_place_dependence(self, kept: Tensor) -> QuietgradError | None:
+        """What changes for these samples when they are alone, in another order."""
+        samples, drawn = kept[_random_order(len(kept))], self._drawn.drawn
+        for major in (True, False) if drawn else (True,):
+            given = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
+            run = self.run_if_possible(
+                self.layout.select(samples), samples, given if drawn else None
+            )
+            if run is None or not given.is_aligned:
+                return None  # a model that is made for one size of batch
+            if self._agrees(run, samples):
                 return None
-            if not self._is_random(samples, after, evaluating):
-                return complain(self._kind)
-        return None
+        if self._call.moved - {"torch"}:
+            return None  # draws that cannot be given again to each sample
+        if self._mixes_any():
+            return self._explain(_mixed(self._kind))
+        return self._explain((_placed if self._moves_any() else _counted)(self._kind))
 
-    def _rearranged(self) -> Iterator[tuple[Tensor, Callable[[str], QuietgradError]]]:
-        """Leaving out one is what privacy is about; half of them is seen in large batches too."""
-        batch = self.layout.batch
-        yield torch.arange(batch).roll(1), _placed
-        for count in sorted({batch - 1, batch // 2}):
-            yield torch.arange(count), _counted
+    def _explain(self, complaint: QuietgradError) -> QuietgradError:
+        """The complaint, unless the call cannot even be repeated unchanged."""
+        return complaint if self._is_repeatable() else _unrepeatable(self._kind)
 
-    def _is_random(self, samples: Tensor, first: Node, evaluating: bool) -> bool:
-        """Whether it draws after all: rare draws, as of a small dropout, can be alike twice."""
-        runs = (self._run(samples, evaluating, seed) for seed in range(2, 2 + _SEEDS))
-        return any(not agree_throughout(first, run) for run in runs)
+    def require_repeatable(self) -> None:
+        """Refuse a call that gives something else when it is repeated unchanged."""
+        if not self._is_repeatable():
+            raise _unrepeatable(self._kind)
 
-    def _run_if_possible(self, samples: Tensor, evaluating: bool) -> Node | None:
+    def _is_repeatable(self) -> bool:
+        return self._agrees(self.run(self._unchanged, self._everyone), self._everyone)
+
+    @cached_property
+    def _unchanged(self) -> Choose:
+        return self.layout.select(self._everyone)
+
+    def run(
+        self,
+        choose: Choose,
+        samples: Tensor,
+        mode: AbstractContextManager[Any] | None = None,
+        *,
+        backward: bool = True,
+    ) -> Execution:
+        """A repeat in which sample ``i`` is ``samples[i]`` of the call."""
+        call, count = self._call, len(samples)
+        returned = call.returned
+        assert returned is not None
+        comparison = self._comparison(samples, torch.arange(count), count)
+        seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
+        return repeat(call, choose, count, seeds, self.recorded.recapture, mode)
+
+    def run_if_possible(
+        self, choose: Choose, samples: Tensor, mode: AbstractContextManager[Any] | None = None
+    ) -> Execution | None:
+        """The same; None if the model does not run like this."""
         try:
-            return self._run(samples, evaluating, 0)
+            return self.run(choose, samples, mode)
         except Exception:
-            if len(samples) == self.layout.batch:
-                raise
-            return None  # a model that is made for one size of batch says so in its own way
+            return None
 
-    def _run(self, samples: Tensor, evaluating: bool, seed: int) -> Node:
-        chosen = self.layout.select(samples)
-        return self.call.repeat(chosen, evaluating=evaluating, seed=seed)[0]
+    def refuse_kept_data(self, run: Execution) -> None:
+        """Refuse a model that holds other values now than after the call with other samples."""
+        if run.held is None or self._call.after is None:
+            return
+        changed = find_difference(self._call.after, run.held)
+        if changed:
+            # What differs between equal runs, too, was not computed from samples: a clock.
+            again = self.run(self._unchanged, self._everyone).held
+            changed -= find_difference(self._call.after, again or {})
+        if changed:
+            name = min(changed)
+            buffers = dict(self._call.model.named_buffers())
+            raise raw_data_refusal(name) if name in buffers else kept_data_refusal(name)
 
-    def _is_rearranged(self, before: Node, after: Node, samples: Tensor) -> bool:
-        """Whether a run with these samples gave what all together gave for each of them."""
-        count = len(samples)
-        return self._comparison(count, samples, torch.arange(count)).holds(before, after)
+    def _agrees(
+        self, run: Execution, old: Tensor, new: Tensor | None = None, *, backward: bool = True
+    ) -> bool:
+        """Whether samples ``old`` of the call got the same as samples ``new`` of a repeat.
 
-    def _comparison(self, count: int, old: Tensor, new: Tensor) -> _OutputComparison:
-        bits = coarsest_bits(self.call.model.parameters())
-        return _OutputComparison(self.call.outputs, self.layout.batch, count, old, new, bits)
-
-    def _is_verifiable(self, node: Node) -> bool:
-        """Whether samples were told apart in something that losses can depend on."""
-        if not any(p.requires_grad for p in self.call.model.parameters()):
+        ``new`` are all of the repeat's, unless it is given. Without ``backward`` only what was
+        returned is compared.
+        """
+        new = torch.arange(run.batch) if new is None else new
+        comparison, reference = self._comparison(old, new, run.batch), self._reference
+        if not comparison.holds(reference.outputs, run.outputs):
+            return False
+        if not backward:
             return True
-        return _tells_apart(node, _match(node, self.call.outputs), self.layout.batch)
+        inner = zip(reference.inner, run.inner, strict=True) if reference.inner else ()
+        if any(
+            one is not None and other is not None and not comparison.unprobed.holds(one, other)
+            for one, other in inner
+        ):
+            return False
+        return self._same_factors(reference.factors, run, old, new)
+
+    def _comparison(self, old: Tensor, new: Tensor, count: int) -> OutputComparison:
+        known, batch = self._call.outputs, self.recorded.batch
+        return OutputComparison(known, batch, count, old, new, self._bits)
+
+    @cached_property
+    def _bits(self) -> int:
+        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self._call.autocast if enabled]
+        return coarsest_bits([*self._call.model.parameters(), *precisions])
+
+    @cached_property
+    def _reference(self) -> Execution:
+        """The call itself; what it returned is computed again if it was written to since."""
+        batch, outputs = self.recorded.batch, self._call.recorded_outputs
+        if outputs is None or any(tensor.requires_grad for tensor in self._call.arguments):
+            again = self.run(self._unchanged, self._everyone)
+            outputs = again.outputs if outputs is None else outputs
+            return replace(again, factors=self.recorded.factors, outputs=outputs)
+        return Execution(batch, outputs, self.recorded.factors)
+
+    def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
+        same: Callable[[Tensor, Tensor], bool] = partial(agree, bits=self._bits)
+        if run.batch != self.recorded.batch:
+            floor = _FLOOR * self._largest_gradient
+            same = partial(agree_across_sizes, bits=self._bits, floor=floor)
+        for key in before.keys() | run.factors.keys():
+            ones, others = before.get(key, []), run.factors.get(key, [])
+            if len(ones) != len(others):
+                # A site that one of them did not reach must have been silent in the other.
+                chosen = [one.select(old) for one in ones] + [each.select(new) for each in others]
+                if not chosen or any(bool(factor.magnitude().ne(0).any()) for factor in chosen):
+                    return False
+            elif not all(map(partial(_is_same_factor, old, new, same), ones, others)):
+                return False
+        return True
+
+    @cached_property
+    def _largest_gradient(self) -> float:
+        firsts = [_tensors_of(made[0])[0] for made in self.recorded.factors.values() if made]
+        sizes = [t.abs().nan_to_num(0.0, 0.0, 0.0).max() for t in firsts if t.numel()]
+        return max(map(float, sizes), default=0.0)
 
     @property
-    def _kind(self) -> str:
-        return type(self.call.model).__name__
+    def _is_verifiable(self) -> bool:
+        """Whether samples were told apart in something that losses can depend on."""
+        call = self._call
+        if not call.with_gradients or not any(p.requires_grad for p in call.model.parameters()):
+            return True
+        assert call.returned is not None
+        return tells_samples_apart(call.returned, call.outputs, self.recorded.batch)
+
+
+def _is_same_factor(
+    old: Tensor, new: Tensor, same: Callable[[Tensor, Tensor], bool], one: Factor, other: Factor
+) -> bool:
+    """Whether gradients of some samples are made of the same tensors, or are the same at least."""
+    chosen, given = one.select(old.to(one.device)), other.select(new.to(other.device))
+    ones, others = _tensors_of(chosen), _tensors_of(given)
+    if [t.shape for t in ones] != [t.shape for t in others]:
+        return same(chosen.materialize(), given.materialize())
+    return all(map(same, ones, others))
+
+
+def _tensors_of(factor: Factor) -> list[Tensor]:
+    return [tensor for stamp in factor.stamps() for tensor in stamp.tensors]
 
 
 def _mixed(kind: str) -> QuietgradError:
     return SampleMixingError(
-        f"samples are mixed: outputs of the model ({kind}) for some samples, or their shape, "
-        "changed when other samples of the batch were replaced. Its forward computes something "
-        "across the batch: statistics (also detached ones), a length or a set of all samples, a "
-        "cache of earlier samples, or an operation over the batch dimension. Compute it per "
-        "sample, or from public data kept in buffers."
+        f"samples are mixed: what the model ({kind}) returned for some samples, its shape, "
+        "or their gradients, changed when other samples of the batch were replaced. Its forward or "
+        "its backward computes something across the batch: statistics (also detached ones), a "
+        "length or a set of all samples, a cache of earlier samples, or an operation over the "
+        "batch dimension. Compute it per sample, or from public data kept in buffers."
     )
 
 
 def _placed(kind: str) -> QuietgradError:
     return SampleMixingError(
-        f"outputs of the model ({kind}) depend on a sample's place in the batch: when samples "
-        "changed places, their outputs changed. Removing one sample would then change the "
-        "gradients of all behind it. Something is indexed by the batch dimension; a "
+        f"what the model ({kind}) returned for samples, or their gradients, depends on their place "
+        "in the batch: it changed when samples changed places. Removing one sample would then "
+        "change the gradients of all behind it. Something is indexed by the batch dimension; a "
         "sequence-first layer (a positional encoding, say) in a batch-first model is the usual "
         "cause."
     )
@@ -175,9 +376,20 @@ def _placed(kind: str) -> QuietgradError:
 
 def _counted(kind: str) -> QuietgradError:
     return SampleMixingError(
-        f"outputs of the model ({kind}) depend on the number of samples: with some left out, "
-        "those of the others changed. Something is divided or scaled by the size of the batch. "
-        "Use a constant instead."
+        f"what the model ({kind}) returned for samples, or their gradients, depends on the number "
+        "of samples: with some left out, it changed for the others. Something is divided or scaled "
+        "by the size of the batch, also in a backward pass. Use a constant instead."
+    )
+
+
+def _unrepeatable(kind: str) -> QuietgradError:
+    return UnsupportedOperationError(
+        f"the model ({kind}) gave something else when its forward was repeated with the same "
+        "samples, weights, attributes, buffers and random draws, so that it cannot be verified "
+        "that it keeps samples apart. It keeps something outside of its modules between calls (a "
+        "file, an iterator, an object that cannot be looked into), or it draws from a generator "
+        "that cannot be put back (one made anew in each call, the operating system's). Keep state "
+        "in attributes of modules, and draw from torch's own generator."
     )
 
 
@@ -189,199 +401,3 @@ def _nothing_to_compare(kind: str) -> QuietgradError:
         "Return them from the forward, as tensors with a dimension for the samples or as a list "
         "with one entry for each."
     )
-
-
-# -- where the samples are in the arguments ------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class InputLayout:
-    """Where the samples are in the arguments of a call, and which tensors are shared by all."""
-
-    main: Layout
-    folded: bool = False
-    squares_are_shared: bool = False
-    in_lists: bool = False
-
-    @property
-    def batch(self) -> int:
-        """The number of samples."""
-        return self.main.batch
-
-    def select(self, samples: Tensor) -> Callable[[Any], Any]:
-        """Replaces sample ``i`` of arguments by ``samples[i]``, of which there may be fewer."""
-
-        def from_list(entries: list[Any]) -> list[Any] | None:
-            if not self.in_lists or not is_list_of(self.batch, entries):
-                return None
-            return [map_tensors(Tensor.clone, entries[place]) for place in samples.tolist()]
-
-        return lambda tree: map_tensors(lambda x: self._select(x, samples), tree, from_list)
-
-    def _select(self, tensor: Tensor, samples: Tensor) -> Tensor:
-        exact = exact_layouts(tensor, self.batch)
-        if len(exact) > 1 and self.squares_are_shared:
-            return tensor.clone()
-        size = tensor.shape[self.main.dim] if self.main.dim < tensor.ndim else 0
-        if size == self.batch or (self.folded and size > 0 and size % self.batch == 0):
-            return self.main.select(tensor, samples)
-        # Ids of positions often come as a batch of one; data with one step in front do not.
-        is_shared = size == 1 and not tensor.is_floating_point()
-        return exact[0].select(tensor, samples) if exact and not is_shared else tensor.clone()
-
-
-def list_input_layouts(call: ModelCall, batch: int) -> list[InputLayout]:
-    """Those that are possible, the most natural ones first."""
-    tree = (call.args, call.kwargs)
-    lists = list(lists_of(batch, tree))
-    if not lists:
-        return _of_tensors(call.arguments, batch)
-    beside: list[Tensor] = []
-    map_tensors(
-        beside.append, tree, lambda entries: entries if is_list_of(batch, entries) else None
-    )
-    plain = _of_tensors(beside, batch) or [InputLayout(Layout(batch))]
-    layouts = [replace(layout, in_lists=True) for layout in plain]
-    if all(exact_layouts(tensor, batch) for entries in lists for tensor in tensors_in(entries)):
-        # As many modalities as samples, say: each entry holds all samples itself.
-        layouts = _of_tensors(call.arguments, batch) + layouts
-    return layouts
-
-
-def _of_tensors(arguments: list[Tensor], batch: int) -> list[InputLayout]:
-    by_tensor = [exact_layouts(tensor, batch) for tensor in arguments]
-    exact = [layout for layouts in by_tensor for layout in layouts]
-    folded = [layout for tensor in arguments for layout in folded_layouts(tensor, batch)]
-    counts = [len(layouts) for layouts in by_tensor]
-    found = [InputLayout(layout) for layout in exact]
-    if 1 in counts and max(counts) > 1:
-        found += [InputLayout(layout, squares_are_shared=True) for layout in exact]
-    found += [InputLayout(layout, folded=True) for layout in folded]
-    return list(dict.fromkeys(found))
-
-
-# -- comparing what was returned -----------------------------------------------------------------
-
-Known = list[OutputLayout | None]
-"""What probes have found out about each tensor that was returned, if anything."""
-
-
-@dataclass(frozen=True)
-class _OutputComparison:
-    """Compares a run of ``batch`` samples with one of ``count``.
-
-    Samples ``old`` of the first are samples ``new`` of the second.
-    """
-
-    known: Sequence[OutputLayout]
-    batch: int
-    count: int
-    old: Tensor
-    new: Tensor
-    bits: int = 64
-
-    def holds(self, before: Node, after: Node) -> bool:
-        """Whether these samples' outputs are the same, in some layout of each output."""
-        return self._same(before, after, _match(before, self.known))
-
-    def _same(self, before: Node, after: Node, rows: Known) -> bool:
-        if isinstance(before, Tensor) or isinstance(after, Tensor):
-            if isinstance(before, Tensor) and isinstance(after, Tensor):
-                return self._same_rows(before, after, rows[0])
-            return False
-        parts = _divide(before, rows)
-        if self._is_one_for_each(before, after, parts):
-            if self._same_entries(before, after):
-                return True
-            if any(known is not None and known.was_reached for known in rows):
-                return False  # probes have told that each sample has its own
-        if len(before.children) != len(after.children):
-            return False
-        pairs = zip(before.children, after.children, parts, strict=True)
-        return all(self._same(one, other, part) for one, other, part in pairs)
-
-    def _same_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
-        layouts = _allowed_layouts(before, rows, self.batch)
-        if self.count != self.batch:
-            return self._same_of_fewer(before, after, rows, layouts)
-        if before.shape != after.shape:
-            return False
-        probed = any(known.is_probed for known in self.known)
-        if probed and rows is not None and not rows.is_probed and torch.equal(before, after):
-            return True  # a table, with no samples in it: no loss sends it gradients
-        return not layouts or any(
-            agree(layout.select(before, self.old), layout.select(after, self.new), self.bits)
-            for layout in layouts
-        )
-
-    def _same_of_fewer(
-        self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
-    ) -> bool:
-        if not layouts or not before.is_floating_point():
-            return True
-        if before.shape == after.shape and (rows is None or not rows.was_reached):
-            return True  # a table, of a size that is a multiple of the batch by chance
-        return any(
-            agree_across_sizes(layout.select(before, self.old), after, self.bits)
-            for layout in layouts
-        )
-
-    def _is_one_for_each(self, before: Branch, after: Branch, parts: list[Known]) -> bool:
-        lists = before.is_list and after.is_list and len(after.children) == self.count
-        return lists and _has_one_for_each(before, parts, self.batch)
-
-    def _same_entries(self, before: Branch, after: Branch) -> bool:
-        same = partial(agree if self.count == self.batch else _agree_of_fewer, bits=self.bits)
-        return all(
-            agree_throughout(before.children[one], after.children[other], same)
-            for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
-        )
-
-
-def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
-    """Where the samples can be in an output: as probes of the losses left it, if they did."""
-    layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
-    return [layout for layout in layouts if rows is None or rows.allows(layout)]
-
-
-def _tells_apart(node: Node, rows: Known, batch: int) -> bool:
-    """Whether samples have their own part of something that losses can depend on."""
-    if isinstance(node, Tensor):
-        known = rows[0]
-        return known is None or (known.is_probed and bool(_allowed_layouts(node, known, batch)))
-    parts = _divide(node, rows)
-    if _has_one_for_each(node, parts, batch) and any(k is None or k.is_probed for k in rows):
-        return True
-    return any(_tells_apart(*pair, batch) for pair in zip(node.children, parts, strict=True))
-
-
-def _has_one_for_each(node: Branch, parts: list[Known], batch: int) -> bool:
-    """Whether it is a list of one entry for each sample, as far as probes can tell."""
-    return (
-        node.is_list
-        and len(node.children) == batch
-        and all(
-            known is None or known.may_belong_to(sample)
-            for sample, part in enumerate(parts)
-            for known in part
-        )
-    )
-
-
-def _match(node: Node, known: Sequence[OutputLayout]) -> Known:
-    """What is known of each tensor that was returned, if it is as many as in the call itself."""
-    count = sum(1 for _ in leaves(node))
-    return list(known) if len(known) == count else [None] * count
-
-
-def _divide(node: Branch, rows: Known) -> list[Known]:
-    parts, start = [], 0
-    for child in node.children:
-        end = start + sum(1 for _ in leaves(child))
-        parts.append(rows[start:end])
-        start = end
-    return parts
-
-
-def _agree_of_fewer(left: Tensor, right: Tensor, bits: int) -> bool:
-    return not left.is_floating_point() or agree_across_sizes(left, right, bits)

@@ -2,9 +2,10 @@
 
 A captured operation sees a tensor in which some dimension runs over the samples, or over K rows
 for each of B samples (flattened tokens, windows, views). Which one cannot be read off sizes: a
-batch of 128 sequences of 128 tokens looks the same from both sides. A probe settles it: when only
-some samples' losses are back-propagated, the gradient must be exactly zero in every row of every
-other sample. Layouts that this refutes are struck out; if none is left, samples are mixed.
+batch of 128 sequences of 128 tokens looks the same from both sides. A probe settles it: when
+samples' losses are multiplied by constants, every row of the gradient must be multiplied by that of
+its own sample: by zero exactly, and by powers of two to the last bit. Layouts that this refutes are
+struck out; if none is left, samples are mixed.
 """
 
 from __future__ import annotations
@@ -65,13 +66,22 @@ class Layout:
         samples, each = torch.arange(self.batch, device=device), rows // self.batch
         return samples.repeat_interleave(each) if self.major else samples.repeat(each)
 
-    def is_refuted(self, touched: Tensor, seeded: Tensor) -> bool:
-        """Whether a row was touched that would belong to a sample whose loss was not seeded."""
-        size = touched.shape[self.dim]
+    def is_refuted(self, grad: Tensor, seeds: Tensor, whole: Tensor | None = None) -> bool:
+        """Whether this gradient of losses times ``seeds[B]`` cannot be if rows lie like this.
+
+        Rows of samples whose seed is zero must be zero. With ``whole``, the gradient of the losses
+        themselves, every row must be that one times its sample's seed, a power of two.
+        """
+        size = grad.shape[self.dim]
         if size % self.batch:
             return True
-        rows = touched.movedim(self.dim, 0).reshape(size, -1).any(1)
-        return bool((rows & ~seeded[self.sample_of(size, rows.device)]).any())
+        shape = [1] * grad.ndim
+        shape[self.dim] = size
+        seeds = seeds.to(grad.device, grad.dtype)
+        by_row = seeds[self.sample_of(size, grad.device)].view(shape)
+        if whole is None:
+            return bool((by_row.eq(0) & _find_touched(grad)).any())
+        return not is_multiple(grad, whole, by_row)
 
     def _by_sample(self, rows: Tensor) -> Tensor:
         """``[B * K, ...]`` as ``[B, K, ...]``."""
@@ -136,22 +146,23 @@ class LayoutTable:
             if major or shape[dim] != batch or (dim, True) not in fitting
         ]
 
-    def observe(self, key: SiteKey, grad: Tensor, dims: range, seeded: Tensor) -> bool | None:
+    def observe(
+        self, key: SiteKey, grad: Tensor, dims: range, seeds: Tensor, whole: Tensor | None = None
+    ) -> bool | None:
         """Strike out what this gradient refutes; False if nothing is left, None if it was silent.
 
-        ``seeded[B]`` tells which samples' losses were back-propagated.
+        Losses were multiplied by ``seeds[B]``; see :meth:`Layout.is_refuted`.
         """
-        touched = _find_touched(grad)
-        if not touched.any():
-            return None
+        if not _find_touched(grad if whole is None else whole).any():
+            return None if whole is None or not _find_touched(grad).any() else False
         left = [
             (dim, major)
             for dim, major in self._left(key, dims)
-            if not Layout(len(seeded), dim, major).is_refuted(touched, seeded)
+            if not Layout(len(seeds), dim, major).is_refuted(grad, seeds, whole)
         ]
         if left:
             self._survivors[key] = left
-        else:
+        elif whole is None:
             self._survivors.pop(key, None)  # to be probed afresh: the loss may get fixed
         return bool(left)
 
@@ -163,17 +174,55 @@ def _find_touched(grad: Tensor) -> Tensor:
     return grad.ne(0) & grad.eq(grad)  # a non-finite sample proves nothing
 
 
+def is_multiple(grad: Tensor, whole: Tensor, factors: Tensor | float) -> bool:
+    """Whether a gradient is another one times powers of two, to the last bit.
+
+    Entries may differ by what is lost in numbers too small to have all their digits.
+    """
+    if grad.shape != whole.shape:
+        return False
+    expected = whole * factors
+    if torch.equal(grad, expected):
+        return True
+    sizes = factors.abs() if isinstance(factors, Tensor) else abs(factors)
+    lost = 2.0**26 * torch.finfo(grad.dtype).tiny * sizes
+    return bool(((grad - expected).abs().le(lost) | ~whole.isfinite()).all())
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A backward pass of losses times ``seeds[B]``, to see which rows they reach.
+
+    Attributes:
+        seeds: by sample.
+        is_strict: whether gradients must be these multiples of those of the whole batch; if not,
+            only zeros are looked at.
+    """
+
+    seeds: Tensor
+    is_strict: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all losses are back-propagated unchanged."""
+        return bool((self.seeds == 1).all())
+
+
 class OutputLayout:
     """One output of a model call, and where its samples can be after all probes so far.
 
     Args:
         output: as the model returned it.
-        seeded: tells, while a probe runs, which samples' losses are back-propagated; None if none.
+        probe: the one that runs; None if none does.
+
+    Attributes:
+        gradient: of all losses, as a probe of the whole batch found it; None if there is none.
     """
 
-    def __init__(self, output: Tensor, seeded: Callable[[], Tensor | None]) -> None:
-        self._seeded = seeded
-        self._touched: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
+        self._probe = probe
+        self._evidence: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
         if output.requires_grad:
             output.register_hook(self._observe)
@@ -181,30 +230,42 @@ class OutputLayout:
     @property
     def was_reached(self) -> bool:
         """Whether a loss depends on it."""
-        return bool(self._touched)
+        return bool(self._evidence)
 
     def allows(self, layout: Layout) -> bool:
         """Whether no probe has shown that the samples are elsewhere."""
         return not any(
-            layout.dim >= touched.ndim or layout.is_refuted(touched, seeded)
-            for touched, seeded in self._touched
+            layout.dim >= grad.ndim or layout.is_refuted(grad, seeds, whole)
+            for grad, seeds, whole in self._evidence
         )
 
     def may_belong_to(self, sample: int) -> bool:
         """Whether no other sample's loss was seen to depend on it."""
-        return all(bool(seeded[sample]) for _, seeded in self._touched)
+        return all(
+            bool(seeds[sample]) if whole is None else is_multiple(grad, whole, float(seeds[sample]))
+            for grad, seeds, whole in self._evidence
+        )
 
     def holds_samples(self, batch: int) -> bool:
         """Whether probes have seen it fall apart into rows of single samples."""
-        if not self._touched:
+        if not self._evidence:
             return False
-        touched = self._touched[0][0]
-        layouts = exact_layouts(touched, batch) + folded_layouts(touched, batch)
+        grad = self._evidence[0][0]
+        layouts = exact_layouts(grad, batch) + folded_layouts(grad, batch)
         return any(map(self.allows, layouts))
 
+    def forget(self) -> None:
+        """Drop what strict probes have shown: another kind of probes follows."""
+        self._evidence.clear()
+
     def _observe(self, grad: Tensor) -> None:
-        seeded = self._seeded()
-        if seeded is not None and grad is not None:
-            touched = _find_touched(grad)
-            if touched.any():
-                self._touched.append((touched, seeded))
+        probe = self._probe()
+        if probe is None or grad is None:
+            return
+        if probe.is_whole:
+            self.gradient = grad.detach()
+        elif probe.is_strict:
+            if self.gradient is not None and _find_touched(self.gradient).any():
+                self._evidence.append((grad.detach(), probe.seeds, self.gradient))
+        elif _find_touched(grad).any():
+            self._evidence.append((grad.detach(), probe.seeds, None))

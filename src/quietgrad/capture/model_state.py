@@ -1,18 +1,22 @@
 """What a model holds in attributes of its modules: counters, caches, arrays, generators.
 
-One walker finds it. Repeats of a forward put back the insides of what was searched for data, and of
-nothing else: what changes in others shows as mixing when the forward is repeated. Others are
-classes, functions, closures, iterators, open files, loggers, locks, threads, what is nested deeper
-than ``_DEEPEST``, and what comes after the first ``_MOST_VISITED`` objects that are not plain
-values. Data inside of a new function or iterator that a forward stores is not found.
+One walker finds it, also in closures and partial applications that modules hold, in attributes of
+their classes, and in global variables that their methods read. Repeats of a forward put back the
+insides of what was searched for data, and of nothing else: what changes in others shows as a
+difference when the forward is repeated. Others are iterators, open files, loggers, locks, threads,
+what is nested deeper than ``_DEEPEST``, and what comes after the first ``_MOST_VISITED`` objects
+that are not plain values.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import io
 import logging
 import operator
 import random
+import sys
 import threading
 from array import array
 from collections import OrderedDict, deque
@@ -21,16 +25,25 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from types import MappingProxyType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import attributes_of, slots_of
+from quietgrad.capture.compare import attributes_of, dense_parts, is_same, slots_of
+from quietgrad.capture.draws import find_devices, preserve_randomness
 from quietgrad.factors.base import version_of
 
 # Parameters, buffers, children, hooks, the mode. What is kept in buffers is found elsewhere.
@@ -46,6 +59,11 @@ _MAPPINGS = (OrderedDict, dict, MappingProxyType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LOCK = type(threading.Lock()), type(threading.RLock()), threading.Thread
 _CLOSED = (Tensor, logging.Filterer, logging.Manager, io.IOBase, *_LOCK)
+_CALLABLES = (FunctionType, MethodType, functools.partial, CellType)
+_NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module)
+_LIBRARIES = frozenset(
+    "torch numpy scipy transformers timm peft torchvision quietgrad opacus sklearn".split()
+)
 _OWN = ("quietgrad.engine", "quietgrad.capture")  # a module may know its engine
 _DEEPEST = 7
 _MOST_VISITED = 10**5
@@ -80,9 +98,10 @@ def walk_attributes(model: nn.Module) -> Iterator[_Held]:
     pending: deque[tuple[str, Any, int]] = deque(
         (f"{path}.{name}" if path else name, value, 0)
         for path, module in model.named_modules()
-        for name, value in vars(module).items()
+        for name, value in (*vars(module).items(), *_own_hooks(module))
         if name not in _OTHERS
     )
+    pending.extend((bound.path, bound.value, 0) for bound in _find_bindings(model))
     count = len(pending)
     while pending:
         path, value, depth = pending.popleft()
@@ -151,12 +170,118 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         else:
             yield f".keys()[{index}]", key
             yield f".values()[{index}]", child
-    if not _is(value, np.ndarray):
+    if _is(value, _CALLABLES):
+        yield from _items_of_callable(value)
+    elif not _is(value, np.ndarray):
         yield from ((f".{name}", child) for name, child in attributes_of(value).items())
+
+
+def _items_of_callable(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function closes over and what its defaults are; what is applied to it already."""
+    if _is(value, FunctionType) and not _is_foreign(value.__module__):
+        names = value.__code__.co_freevars
+        yield from ((f".{n}", c) for n, c in zip(names, value.__closure__ or (), strict=False))
+        yield ".__defaults__", value.__defaults__
+        yield ".__kwdefaults__", value.__kwdefaults__
+        yield ".__dict__", vars(value)
+    elif _is(value, MethodType):
+        yield ".__self__", value.__self__
+        yield ".__func__", value.__func__
+    elif _is(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif _is(value, CellType):
+        with suppress(ValueError):  # an empty one
+            yield "", value.cell_contents
 
 
 def _is_open(value: Any) -> bool:
     return not str(type(value).__module__).startswith(_OWN) and not _is(value, _CLOSED)
+
+
+# -- what is bound outside of the model's objects ------------------------------------------------
+
+
+class _Binding(NamedTuple):
+    """A class attribute, or a global variable that a method reads."""
+
+    path: str
+    owner: Any
+    name: str
+    value: Any
+
+    def restore(self) -> None:
+        """Bind the name to the same object again."""
+        if isinstance(self.owner, dict):
+            if self.owner.get(self.name, self) is not self.value:
+                self.owner[self.name] = self.value
+        elif vars(self.owner).get(self.name, self) is not self.value:
+            setattr(self.owner, self.name, self.value)
+
+
+def _find_bindings(model: nn.Module) -> Iterator[_Binding]:
+    """Those of the user's own classes of modules; libraries keep no samples there."""
+    kinds = dict.fromkeys(base for module in model.modules() for base in type(module).__mro__)
+    own = [kind for kind in kinds if not _is_foreign(kind.__module__)]
+    defined = [(kind, name, value) for kind in own for name, value in vars(kind).items()]
+    held = [value for module in model.modules() for value in vars(module).values()]
+    functions = [
+        value for value in (*held, *(v for _, _, v in defined)) if _is(value, FunctionType)
+    ]
+    for kind, name, value in defined:
+        if not name.startswith("__") and _is_state(value):
+            yield _Binding(f"{kind.__name__}.{name}", kind, name, value)
+    read = dict.fromkeys(
+        (id(variables), name)
+        for function in functions
+        if not _is_foreign(function.__module__)
+        for variables, name in _globals_read(function)
+    )
+    by_id = {id(function.__globals__): function.__globals__ for function in functions}
+    for place, name in read:
+        variables = by_id.get(place, {})
+        if name in variables and _is_state(variables[name]):
+            yield _Binding(f"global '{name}'", variables, name, variables[name])
+
+
+def _globals_read(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[tuple[Any, str]]:
+    """Global names that a function reads or writes, and those of functions beside it."""
+    globals_ = function.__globals__
+    for name in _global_names(function.__code__):
+        yield globals_, name
+        other = globals_.get(name)
+        is_near = _is(other, FunctionType) and not _is_foreign(other.__module__)
+        if is_near and id(other) not in seen and len(seen) < _DEEPEST:
+            yield from _globals_read(other, seen | {id(function)})
+
+
+@cache
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    own = (i.argval for i in dis.get_instructions(code) if i.opname.endswith("_GLOBAL"))
+    return tuple(dict.fromkeys((*own, *(name for each in inner for name in _global_names(each)))))
+
+
+def _is_foreign(module: str | None) -> bool:
+    """Whether it is defined in an installed library and not in the user's code."""
+    top = str(module).partition(".")[0]
+    return top in _LIBRARIES or top in sys.stdlib_module_names
+
+
+def _is_state(value: Any) -> bool:
+    if _is(value, (*_NO_STATE, property, classmethod, staticmethod)):
+        return False
+    kind = type(value)
+    if kind in _PLAIN or _is(value, (*_VALUES, *_CONTAINERS, *_GENERATORS)):
+        return True
+    return not _is_foreign(kind.__module__) and not hasattr(kind, "__get__")
+
+
+def _own_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The user's forward hooks, which may hold something, too."""
+    for holder in (module._forward_hooks, module._forward_pre_hooks):
+        for number, hook in enumerate(holder.values()):
+            if not str(type(hook).__module__).startswith(_OWN):
+                yield f"hook {number}", hook
 
 
 # -- data that is kept ---------------------------------------------------------------------------
@@ -269,6 +394,53 @@ def mark_repeating() -> Iterator[None]:
         _IS_REPEATING.reset(token)
 
 
+def copy_values(model: nn.Module) -> dict[str, Any]:
+    """What attributes and buffers hold now, by name; of large tensors in attributes nothing."""
+    buffers = {
+        f"{name}{place}": part.clone()
+        for name, buffer in model.named_buffers()
+        for place, part in dense_parts(buffer).items()
+    }
+    return {name: _copy_value(value) for name, value in find_values(model)} | buffers
+
+
+def find_difference(ones: Mapping[str, Any], others: Mapping[str, Any]) -> set[str]:
+    """The names of attributes that hold different values in two copies, or are in one only."""
+    return {
+        name
+        for name in ones.keys() | others.keys()
+        if not is_same(ones.get(name, _MISSING), others.get(name, _MISSING))
+    }
+
+
+_MISSING = object()
+
+
+def foreign_generator_states(model: nn.Module) -> list[Any]:
+    """Of the generators of NumPy and Python that modules hold, to be compared."""
+    found: list[Any] = []
+    for _, value, _, _ in walk_attributes(model):
+        if _is(value, np.random.Generator):
+            found.append(str(value.bit_generator.state))
+        elif _is(value, np.random.RandomState):
+            found.append(str(value.get_state()))
+        elif _is(value, random.Random) and not _is(value, random.SystemRandom):
+            found.append(value.getstate())
+    return found
+
+
+def _copy_value(value: Any) -> Any:
+    if _is(value, Tensor):
+        is_small = _is_dense(value) and value.numel() <= _MOST_COMPARED
+        return value.detach().clone() if is_small else None
+    if _is(value, np.ndarray):
+        is_small = value.size <= _MOST_COMPARED and not _holds_objects(value)
+        return value.copy() if is_small else None
+    if _is(value, (bytearray, array, memoryview)):
+        return bytes(value)
+    return _copy_entries(value) if _is(value, _CONTAINERS) else value
+
+
 class ModelState:
     """All that a model holds besides parameters, as it is now."""
 
@@ -280,6 +452,7 @@ class ModelState:
             *(partial(_restore_module, module, dict(vars(module))) for module in modules),
             *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),
             *(restore for each in held for restore in _keep(each)),
+            *(bound.restore for bound in _find_bindings(model)),
         ]
 
     def restore(self) -> None:
@@ -296,49 +469,10 @@ def preserve_state(model: nn.Module, state: ModelState | None = None) -> Iterato
     """
     state = state or ModelState(model)
     try:
-        with torch.no_grad(), preserve_randomness():
+        with torch.no_grad(), preserve_randomness(find_devices(model)):
             yield
     finally:
         state.restore()
-
-
-@contextmanager
-def preserve_randomness() -> Iterator[None]:
-    """Dropout and the like draw the same in every run, and the generators are left as they were."""
-    states: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  models draw from it
-        (random.setstate, random.getstate()),
-    ]
-    try:
-        yield
-    finally:
-        for restore, state in states:
-            restore(state)
-
-
-def generator_states() -> dict[str, Any]:
-    """The states of the global generators, to be compared."""
-    state: Any = np.random.get_state()  # noqa: NPY002  models draw from it
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy.random": (state[0], state[1].tobytes(), *state[2:]),
-        "random": random.getstate(),
-    }
-
-
-def seed_all(model: nn.Module, seed: int) -> None:
-    """Seed the global generators and those that the model keeps in its attributes."""
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-    for _, value, _, _ in walk_attributes(model):
-        if _is(value, torch.Generator):
-            value.manual_seed(seed)
-        elif _is(value, np.random.Generator):
-            value.bit_generator.state = type(value.bit_generator)(seed).state
-        elif _is(value, (random.Random, np.random.RandomState)):
-            value.seed(seed)
 
 
 def _keep(held: _Held) -> Iterator[Restore]:
@@ -355,6 +489,9 @@ def _keep(held: _Held) -> Iterator[Restore]:
         yield partial(_restore_sequence, value, value[:])
     elif _is(value, _GENERATORS):
         yield from _keep_generator(value)
+    elif _is(value, CellType):
+        with suppress(ValueError):
+            yield partial(_restore_cell, value, value.cell_contents)
     elif held.is_searched and not _is(value, _SIMPLE):
         yield from _keep_entries(value)
 
@@ -379,7 +516,7 @@ def _keep_entries(value: Any) -> Iterator[Restore]:
     elif _is(value, (list, set, deque)):
         kind: Any = next(kind for kind in (list, set, deque) if _is(value, kind))
         yield partial(_restore_collection, kind, value, list(kind.__iter__(value)))
-    if type(value) not in _CONTAINERS:
+    if type(value) not in _CONTAINERS and not _is(value, _CALLABLES):
         yield partial(_restore_attributes, value, attributes_of(value))
 
 
@@ -424,6 +561,11 @@ def _restore_collection(kind: Any, collection: Any, entries: list[Any]) -> None:
     if not _same_objects(kind.__iter__(collection), entries):
         kind.clear(collection)
         (set.update if kind is set else kind.extend)(collection, entries)
+
+
+def _restore_cell(cell: Any, contents: Any) -> None:
+    if cell.cell_contents is not contents:
+        cell.cell_contents = contents
 
 
 def _restore_attributes(value: Any, held: dict[str, Any]) -> None:

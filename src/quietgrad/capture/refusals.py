@@ -206,6 +206,16 @@ def raw_data_refusal(name: str) -> UnsupportedOperationError:
     )
 
 
+def kept_data_refusal(name: str) -> UnsupportedOperationError:
+    """What is said of an attribute that keeps something of the samples."""
+    return UnsupportedOperationError(
+        f"attribute '{name}' keeps something computed from the samples after the forward: it would "
+        "enter later batches, and leave with torch.save(model). Do not store in a module, its "
+        "class or a global variable what was computed from data (a cache, a running maximum, an "
+        "initialization by the first batch); return it, or delete it before the forward ends."
+    )
+
+
 def _check_batch_norm(arguments: dict[str, Any], where: str) -> None:
     if arguments.get("training"):
         raise SampleMixingError(

@@ -18,15 +18,16 @@ from torch.overrides import (
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
-from quietgrad.capture.compare import leaves, parse_output
+from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
-from quietgrad.capture.model_state import AttributeWatch, preserve_state
+from quietgrad.capture.model_state import AttributeWatch, ModelState, preserve_state
 from quietgrad.capture.parameters import ParameterTable, Provenance
 from quietgrad.capture.refusals import (
     check_losses,
     check_module,
     check_replaced_buffers,
+    kept_data_refusal,
     note_if_exhausted,
     raw_data_refusal,
     refuse_escaped_gradients,
@@ -34,14 +35,14 @@ from quietgrad.capture.refusals import (
     refuse_hooks,
     refuse_unusable,
 )
+from quietgrad.capture.repetition import ModelCall, Recapture
 from quietgrad.capture.tape import Sink, Tape, TapePhase
-from quietgrad.capture.verification import ModelCall, Verifier
+from quietgrad.capture.verification import Verifier
 from quietgrad.errors import (
     EngineStateError,
     QuietgradError,
     StrayGradientError,
     TrainableSetError,
-    UnsupportedOperationError,
 )
 
 
@@ -71,41 +72,57 @@ class Capture:
         refuse_unusable(model)
         self.on_detach: Callable[[], None] = self.detach
         self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
+        self.on_verified: Callable[[int], None] = lambda samples: None
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
         self._layouts, self._provenance = LayoutTable(), Provenance(model)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
-        self._mode = CaptureMode(
-            self.parameters, lambda: self._tape, lambda error: self.on_refusal(error)
-        )
-        self._model = model
+        self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
+        self._model, self._devices = model, find_devices(model)
         self._attributes = AttributeWatch(model)
-        self._is_capturing = self._is_paused = False
+        self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
+        self._call: ModelCall | None = None
         self._handled: BaseException | None = None
-        self._verifier = Verifier(self.parameters.describe, self._paused, thorough=thorough)
-        self._handles: list[RemovableHandle] = []
+        self._verifier = Verifier(self.parameters.describe, self._repeating, thorough=thorough)
+        self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
         for path, module in model.named_modules():
             hook = _Hook(self, path)
-            self._handles += [
+            self._handles[module] = (
                 module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True),
                 module.register_forward_hook(hook, with_kwargs=True, always_call=True),
-            ]
+            )
 
     def detach(self) -> None:
         """Remove every hook: the model is as it was."""
         self.begin()
-        for handle in self._handles:
-            handle.remove()
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
         self._handles.clear()
 
-    def begin(self, batch: int = 1, *, verify: bool = False) -> None:
+    def _stay_outermost(self, module: nn.Module) -> None:
+        """What the user's hooks do is part of the forward, also of hooks that came later."""
+        before, after = (handle.id for handle in self._handles[module])
+        hooks = module._forward_pre_hooks
+        if next(iter(hooks)) != before:
+            others = {key: hook for key, hook in hooks.items() if key != before}
+            own = hooks[before]
+            hooks.clear()
+            hooks.update({before: own} | others)
+        if next(reversed(module._forward_hooks)) != after:
+            module._forward_hooks[after] = module._forward_hooks.pop(after)
+
+    def begin(self, batch: int | None = None, *, verify: bool = False) -> None:
         """Begin a recording for ``batch`` samples; what ran before, interrupted too, is forgotten.
 
-        With ``verify`` the coming backward pass first probes that samples are independent.
+        None if no samples are out. With ``verify`` the coming backward pass first verifies that
+        samples are independent.
         """
         remove_mode(self._mode)
-        self._is_capturing = self._is_paused = False
+        self._is_capturing = self._is_paused = self._is_repeating = False
+        self._is_out, batch = batch is not None, batch or 1
+        self._call = None
         self._mode.frames.clear()
         self._tape.close()
         self._provenance.forget_dead()
@@ -131,7 +148,8 @@ class Capture:
             refuse_foreign_gradients(trained)
             self._refuse_written_buffers()
             self._refuse_kept_data(tape)
-            self._verifier.verify(tape, losses)
+            if self._verifier.verify(tape, losses):
+                self.on_verified(tape.batch)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             tape.collect(losses, sink, scale)
             self._refuse_written_buffers()
@@ -176,6 +194,15 @@ class Capture:
             )
         return now
 
+    def require_unwritten(self) -> None:
+        """Refuse buffers and weights that were written while the samples of a batch were out."""
+        self._refuse_written_buffers()
+
+    def note_refusal(self, error: QuietgradError) -> None:
+        """Something was refused, also if the model catches it; not if it is only tried out."""
+        if not self._is_repeating:
+            self.on_refusal(error)
+
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """A module's forward begins."""
         if self._is_paused:
@@ -185,13 +212,16 @@ class Capture:
         if outermost:
             self._handled = sys.exception()  # of whatever the model is called in
         frames.append(Frame(path))
-        if outermost and torch.is_grad_enabled() and self._when():
+        has_gradients = torch.is_grad_enabled()
+        if outermost and (has_gradients or self._is_out) and self._when():
+            self._stay_outermost(module)
+            self._record_call(module, args, kwargs)
             self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
             self._is_capturing = True
             self._mode.__enter__()  # type: ignore[no-untyped-call]
-        elif not torch.is_grad_enabled() and self._when():
+        if not has_gradients and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
-            self._tape.recomputes = True
+            self._tape.recomputes |= not outermost or _is_trainable(module)
         if self._is_capturing:
             check_module(module, path)
 
@@ -209,14 +239,44 @@ class Capture:
             remove_mode(self._mode)
             self._is_capturing = False
             failed = output is None and sys.exception() is not self._handled
-            if not failed and self._tape.phase is TapePhase.FORWARD:
-                seeded = self._tape.seeded_samples
-                outputs = tuple(
-                    OutputLayout(tensor, seeded) for tensor in leaves(parse_output(output))
-                )
-                self._tape.calls.append(ModelCall.record(module, args, kwargs, outputs))
+            call, self._call = self._call, None
+            if call is not None and not failed:
+                probe = self._tape.running_probe
+                call.end(output, lambda tensor: OutputLayout(tensor, probe))
+                self._tape.calls.append(call)
         if captured and output is not None:
             check_replaced_buffers(module, self._tape)
+
+    def _record_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Unless it is a part that runs again inside a backward pass, or only repeated."""
+        tape = self._tape
+        if tape.phase is TapePhase.FORWARD and not self._is_repeating:
+            snapshot = tape.verify or self._verifier.needs_snapshots
+            self._call = ModelCall.begin(module, args, kwargs, self._devices, snapshot=snapshot)
+
+    @contextmanager
+    def _repeating(self) -> Iterator[Recapture]:
+        """Calls may be repeated in here; the model and all generators stay as they were."""
+        state, random = ModelState(self._model), RandomState(self._devices)
+        try:
+            yield self._recapture
+        finally:
+            state.restore()
+            random.restore()
+
+    @contextmanager
+    def _recapture(self, batch: int) -> Iterator[Tape]:
+        """What the model does in here is recorded on a tape of its own."""
+        own = self._tape
+        self._tape = Tape(self._layouts, self._provenance, batch, verify=False)
+        self._is_repeating = True
+        try:
+            yield self._tape
+        finally:
+            remove_mode(self._mode)
+            self._mode.frames.clear()
+            self._tape.close()
+            self._tape, self._is_capturing, self._is_repeating = own, False, False
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -233,12 +293,7 @@ class Capture:
             numbers_were_read=tape.reads_numbers,
         )
         if name is not None:
-            raise UnsupportedOperationError(
-                f"attribute '{name}' keeps something computed from the samples after the forward: "
-                "it would enter later batches, and leave with torch.save(model). Do not store in a "
-                "module what was computed from data (a cache, an initialization by the first "
-                "batch); return it, or delete it before the forward ends."
-            )
+            raise kept_data_refusal(name)
 
     def _refuse_written_buffers(self) -> None:
         name = self._provenance.watch.find_changed(self._provenance.is_known_constant)
@@ -261,7 +316,7 @@ class _Hook:
             else:
                 self.capture.enter(self._path, module, args, kwargs)
         except QuietgradError as error:
-            self.capture.on_refusal(error)  # a model may catch it and go on
+            self.capture.note_refusal(error)  # a model may catch it and go on
             raise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
@@ -280,6 +335,10 @@ def detach(model: nn.Module) -> None:
         for hook in list(module._forward_pre_hooks.values()):
             if isinstance(hook, _Hook) and hook.capture is not None:
                 hook.capture.on_detach()
+
+
+def _is_trainable(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _refuse_attached(model: nn.Module) -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quietgrad.capture.layout import Layout
+from quietgrad.capture.layout import Layout, Probe
 from quietgrad.errors import (
     ChangedGradientError,
     SampleMixingError,
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Dense, Factor
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import LayoutTable, SiteKey
     from quietgrad.capture.parameters import Derived, Provenance, Target, Use
-    from quietgrad.capture.verification import ModelCall
+    from quietgrad.capture.repetition import ModelCall
 
 
 class Sink(Protocol):
@@ -42,6 +41,8 @@ class Site:
         self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
     ) -> None:
         self.key, self.shape, self.dims, self.uses = key, shape, dims, uses
+        # What is recomputed inside the backward pass belongs to no call that is known.
+        self.call = len(tape.calls) if tape.phase is TapePhase.FORWARD else -1
         self._tape = tape
 
     @property
@@ -49,9 +50,21 @@ class Site:
         """The names of all parameters used here, for messages."""
         return ", ".join(sorted({f"'{n}'" for use in self.uses for n in use.target.names}))
 
+    def is_on(self, tape: Tape) -> bool:
+        """Whether it was recorded there."""
+        return self._tape is tape
+
     def receive(self, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:
         """Called by autograd with the gradient that arrived here."""
         self._tape.receive(self, grad, saved)
+
+
+class Arrival(NamedTuple):
+    """A gradient that arrived at a site while a probe ran, and what the site had saved."""
+
+    site: Site
+    grad: Tensor
+    saved: tuple[Tensor, ...]
 
 
 class TapePhase(Enum):
@@ -76,16 +89,14 @@ class Tape:
         self.phase = TapePhase.FORWARD
         self._sites: list[Site] = []
         self._all_told_apart = False
-        self._seeded = torch.empty(0)
+        self._probe: Probe | None = None
+        self._arrivals: list[Arrival] = []
         self._sink: Sink | None = None
         self._expected: Counter[str] = Counter()
         self._factors: dict[str, dict[Target, list[Factor]]] = {}
         self._done: set[str] = set()
         self._entries: dict[str, Tensor] = {}
         self._derived: dict[int, Derived] = {}
-        self._clean: SiteKey | None = None
-        self._mixed: Site | None = None
-        self._projections: dict[SiteKey, tuple[float, float]] = {}
         self.functions: set[Callable[..., Any]] = set()
         self.calls: list[ModelCall] = []
 
@@ -148,33 +159,54 @@ class Tape:
         """Every sample was distinguished from every other: what is left is exact here."""
         self._all_told_apart = True
 
-    def probe(self, losses: Tensor, seeded: Tensor) -> dict[SiteKey, tuple[float, float]]:
-        """Back-propagate only the ``seeded`` samples' losses and strike out what this refutes.
+    def probe(self, losses: Tensor, probe: Probe) -> list[Arrival]:
+        """Back-propagate losses times the probe's seeds; what arrives at the sites, in order."""
+        return self.propagate([losses], [probe.seeds.to(losses.dtype)], probe=probe)
 
-        Returns, for each operation, a linear function of the gradient that arrived, and how far it
-        may be off by rounding.
+    def propagate(
+        self,
+        roots: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        *,
+        leaves: Sequence[Tensor] = (),
+        probe: Probe | None = None,
+    ) -> list[Arrival]:
+        """Back-propagate these gradients, record nothing, and return what arrives at the sites.
+
+        ``leaves`` get their gradients, too. The graph is kept if it is a ``probe`` that runs.
         """
-        self.phase, self._seeded = TapePhase.PROBING, seeded
-        self._clean = self._mixed = None
-        self._projections = {}
-        # Nothing but the taps is to see this pass; reentrant checkpointing has no such option.
-        inputs = None if self.recomputes else [self.token]
-        seeds = seeded.to(losses.dtype)
-        torch.autograd.backward(losses, seeds, retain_graph=True, inputs=inputs)
-        if self._mixed is not None:
-            raise SampleMixingError(_mixing_message(self._mixed, self._clean))
-        return self._projections
+        self.phase, self._probe, self._arrivals = TapePhase.PROBING, probe, []
+        torch.autograd.backward(
+            list(roots), list(gradients), retain_graph=probe is not None, inputs=self._ends(leaves)
+        )
+        arrivals, self._arrivals = self._arrivals, []
+        return arrivals
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        torch.autograd.backward(losses, torch.full_like(losses, scale))
+        torch.autograd.backward(losses, torch.full_like(losses, scale), inputs=self._ends())
         for name in list(self._factors):
             self._complete(name)
 
-    def seeded_samples(self) -> Tensor | None:
-        """Which samples' losses are being back-propagated by a probe; None if none is running."""
-        return self._seeded if self.phase is TapePhase.PROBING else None
+    def _ends(self, leaves: Sequence[Tensor] = ()) -> list[Tensor] | None:
+        """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
+        return None if self.recomputes else [self.token, *leaves]
+
+    def factors_of(self, arrival: Arrival) -> list[Factor]:
+        """One for each use at the site; none if its rows belong to nobody that is known."""
+        site, grad, saved = arrival
+        if self.batch > 1 and not self.layouts.knows(site.key):
+            return []
+        left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
+        layout = self._layout(site, grad, left)
+        made = [use.make(layout, grad, *saved) for use in site.uses]
+        # Where several layouts are left, they give the same gradients, and not the same factors.
+        return made if len(left) == 1 else [Dense(factor.materialize()) for factor in made]
+
+    def running_probe(self) -> Probe | None:
+        """The probe that is being back-propagated; None if none is."""
+        return self._probe if self.phase is TapePhase.PROBING else None
 
     def close(self) -> None:
         """Forget everything; gradients that arrive later are refused."""
@@ -186,17 +218,21 @@ class Tape:
         self._derived.clear()
         self._sink = None
 
+    def owns(self, site: Any) -> bool:
+        """Whether it is one of this recording, and not of one from before."""
+        return not isinstance(site, Site) or site.is_on(self)
+
     def receive(self, site: Site, grad: Tensor | None, saved: tuple[Tensor, ...]) -> None:
         """A gradient arrived at ``site``."""
         if self.phase is TapePhase.PROBING:
             if grad is not None:
-                self._observe(site, grad)
+                self._arrivals.append(Arrival(site, grad, saved))
         elif self.phase is TapePhase.COLLECTING:
             if grad is not None:
                 self._record(site, grad, saved)
             self._count_down(site)
         else:
-            raise _stray(f"{site.parameters} ({site.key})")
+            raise stray_gradient(f"{site.parameters} ({site.key})")
 
     def refuse_escape(self, name: str) -> None:
         """A tensor computed from parameters alone reached the loss without meeting any data.
@@ -205,25 +241,13 @@ class Tape:
         for a constant. If the engine is not asked about it, the backward pass is a stray one.
         """
         if self.phase not in (TapePhase.PROBING, TapePhase.COLLECTING):
-            raise _stray(f"'{name}'")
+            raise stray_gradient(f"'{name}'")
         raise UnsupportedOperationError(
             f"parameter '{name}' reaches the losses through a computation on parameters alone (a "
             "penalty on weights, or a derived tensor returned by the model and used outside its "
             "forward). Its gradient has no per-sample part that could be clipped. Use it inside "
             "the model's forward together with data, or use the optimizer's weight_decay."
         )
-
-    def _observe(self, site: Site, grad: Tensor) -> None:
-        if self._mixed is not None:
-            return
-        verdict = self.layouts.observe(site.key, grad, site.dims, self._seeded)
-        if verdict is False:
-            self._mixed = site
-        elif verdict:
-            self._clean = site.key
-        value, tolerance = self._projections.get(site.key, (0.0, 0.0))
-        more, slack = _project(grad)
-        self._projections[site.key] = value + more, tolerance + slack
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
         left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
@@ -294,41 +318,12 @@ class Tape:
             )
 
 
-def _project(grad: Tensor) -> tuple[float, float]:
-    """A fixed linear function of a gradient, and a bound on its rounding error."""
-    real = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
-    if not real.numel():
-        return 0.0, 0.0
-    rows = real.reshape(-1, real.shape[-1] if real.ndim else 1)
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    # A product of two functions, so that all but the last sum is left to a matrix product.
-    outer, inner = (
-        torch.linspace(1, 2, n, dtype=rows.dtype, device=rows.device) for n in rows.shape
-    )
-    value = ((rows @ inner).double() @ outer.double()).item()
-    most = 4 * torch.linalg.vector_norm(rows, 1).item()
-    if not math.isfinite(most) and rows.dtype == torch.float32:
-        return _project(grad.double())  # too large to be added up in single precision
-    return value, torch.finfo(grad.dtype).eps ** 0.5 * most
-
-
-def _stray(where: str) -> StrayGradientError:
+def stray_gradient(where: str) -> StrayGradientError:
+    """What is said of a gradient that the engine was not asked for, or not in time."""
     return StrayGradientError(
         f"a gradient reached parameter {where} outside of the engine: backward() was called "
         "directly, or on a graph from before the last engine.backward(). Pass the vector of "
         "per-sample losses to engine.backward() instead; nothing was accumulated."
-    )
-
-
-def _mixing_message(site: Site, clean: SiteKey | None) -> str:
-    after = f" and {clean}" if clean is not None else " and the losses"
-    return (
-        f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
-        f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
-        "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
-        "dimension, or a parameter used without a dimension that runs over the samples. Use "
-        "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
-        "one independent entry per sample."
     )
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import Node, dense_parts, parse_output, split_samples, tensors_in
-from quietgrad.capture.independence import check_independence
-from quietgrad.capture.model_state import ModelState, mark_repeating, preserve_state, seed_all
+from quietgrad.capture.compare import split_samples
+from quietgrad.capture.independence import RecordedCall, check_independence, check_single
+from quietgrad.capture.layout import Probe
+from quietgrad.capture.repetition import Recapture, factors_by_site
+from quietgrad.capture.tape import stray_gradient
 from quietgrad.errors import EscapedGradientError, SampleMixingError
 
 if TYPE_CHECKING:
-    from quietgrad.capture.layout import OutputLayout, SiteKey
-    from quietgrad.capture.tape import Tape
+    from quietgrad.capture.layout import SiteKey
+    from quietgrad.capture.tape import Arrival, Site, Tape
 
 # Operations that pick rows by an index computed at run time: which rows go where may differ from
 # batch to batch though the graph looks the same.
@@ -27,22 +28,66 @@ _SELECTIONS = tuple(
     "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put".split()
 )
 
-# A gate this far closed hides what is behind it: LayerScale begins at 1e-6, and at 1e-4.
-_NEAR_ZERO = 1e-2
+# Powers of two that losses are multiplied by: far from what any type of number cannot hold.
+_CODES, _LARGEST = 64, 31
 
+Frequency = Literal["default", "every", "once"]
+"""How often it is verified again what was verified before."""
+
+
+class Schedule:
+    """Which micro-batches are verified, besides those that do something new.
+
+    The first one always is; then micro-batch ``t`` with probability ``max(1/t, 1/100)``, drawn from
+    the operating system's entropy, so that nothing can be aligned with it. What is due stays due
+    until it is done: a micro-batch of one sample shows less than one of several.
+    """
+
+    _LEAST = 0.01
+
+    def __init__(self, frequency: Frequency = "default") -> None:
+        if frequency not in get_args(Frequency):
+            raise ValueError(
+                f"verification={frequency!r} is not valid: expected one of {get_args(Frequency)}"
+            )
+        self._frequency = frequency
+        self._random = secrets.SystemRandom()
+        self._count = 0
+        self._is_due = {"single": True, "several": True}
+
+    def is_due(self, samples: int) -> bool:
+        """Whether the next micro-batch, of so many samples, is to be verified."""
+        self._count += 1
+        if self._frequency == "every" or (
+            self._frequency == "default"
+            and self._random.random() < max(1 / self._count, self._LEAST)
+        ):
+            self._is_due = {"single": True, "several": True}
+        return self._is_due["several" if samples > 1 else "single"]
+
+    def note_done(self, samples: int) -> None:
+        """One of so many samples was verified."""
+        self._is_due["single"] = False
+        if samples > 1:
+            self._is_due["several"] = False
+
+
+# -- kinds of graphs -----------------------------------------------------------------------------
 
 Links = frozenset[tuple[str, ...]]
 """What kinds of nodes a graph has and how they follow each other, whatever their number."""
 
 
 def summarize_graph(
-    losses: Tensor, batch: int, describe: Callable[[nn.Parameter], str]
+    losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]
 ) -> tuple[Links, bool]:
     """Its links, and whether it selects rows; refused if a parameter would get a gradient."""
+    batch = tape.batch
     links: set[tuple[str, ...]] = set()
     selects = False
     for node in _nodes(losses):
         _refuse_parameter(node, describe)
+        _refuse_stray(node, tape)
         children = [child for child, _ in node.next_functions if child is not None]
         links.add((_label(node, batch), *(_label(child, batch) for child in children)))
         selects = selects or (type(node).__name__.startswith(_SELECTIONS) and not _keeps_rows(node))
@@ -73,6 +118,13 @@ def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> Non
         )
 
 
+def _refuse_stray(node: Any, tape: Tape) -> None:
+    """A graph from another recording: its parameters would get nothing from this one."""
+    site = getattr(node, "site", None)
+    if site is not None and not tape.owns(site):
+        raise stray_gradient(f"{site.parameters} ({site.key})")
+
+
 def _label(node: Any, batch: int) -> str:
     """A node's name; with its index where it takes one sample out, since the order may change."""
     name = type(node).__name__
@@ -93,67 +145,160 @@ def _keeps_rows(node: Any) -> bool:
     return first.dtype == torch.int64 and first.shape == rows.shape and torch.equal(first, rows)
 
 
+# -- verification --------------------------------------------------------------------------------
+
+
 class Verifier:
-    """Verifies a backward pass before it is used, in full whenever something about it is new."""
+    """Verifies a backward pass before it is used, in full whenever something about it is new.
+
+    Args:
+        describe: names a parameter.
+        repeating: in it, calls may be repeated; it leaves the model as it was, and gives a tape for
+            each repeat.
+        thorough: whether independence is verified, and not only which rows belong to whom.
+    """
 
     def __init__(
         self,
         describe: Callable[[nn.Parameter], str],
-        paused: Callable[[], AbstractContextManager[None]],
+        repeating: Callable[[], AbstractContextManager[Recapture]],
         *,
         thorough: bool,
     ) -> None:
-        self._describe, self._paused, self._thorough = describe, paused, thorough
+        self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._known: set[Any] = set()
+        self.needs_snapshots = False
 
-    def verify(self, tape: Tape, losses: Tensor) -> None:
-        """Refuse losses that mix samples.
+    def verify(self, tape: Tape, losses: Tensor) -> bool:
+        """Refuse losses that mix samples; whether independence was verified.
 
-        In full when asked for, when the forward called functions or the graph has links that were
-        not seen before, and when a layout is open. Where rows are picked by an index, which may
-        pick others each time, one random split is probed each time. A verifier that is not
-        thorough only settles layouts.
+        It is when asked for, when the forward called functions or the graph has links that were not
+        seen before, and when a layout is open. Where rows are picked by an index, which may pick
+        others each time, layouts are probed each time. A verifier that is not thorough only settles
+        layouts.
         """
-        links, selects_rows = summarize_graph(losses, tape.batch, self._describe)
+        links, selects_rows = summarize_graph(losses, tape, self._describe)
         kind = (frozenset(tape.functions), links)
-        if tape.batch == 1:
-            return
         if not self._thorough:
             _settle_layouts(tape, losses)
+        elif tape.batch == 1:
+            if tape.verify:
+                self._examine(tape, tape.probe(losses, _ask_all(losses)), is_new=False)
         elif tape.verify or kind not in self._known or tape.is_unsettled():
-            _probe_in_full(tape, losses)
-            with self._paused():
-                for call in tape.calls:
-                    check_independence(call, list(split_samples(tape.batch)))
-            tape.calls.clear()  # and what they hold of the model's state
+            self._examine(tape, probe_layouts(tape, losses), is_new=kind not in self._known)
             self._known.add(kind)
+            return True
         elif selects_rows:
-            for half in next(split_samples(tape.batch)):
-                tape.probe(losses, half.to(losses.device))
+            probe_layouts(tape, losses)
+        return tape.verify and tape.batch == 1
+
+    def _examine(self, tape: Tape, whole: Sequence[Arrival], *, is_new: bool) -> None:
+        """Repeat every call of the model."""
+        self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
+        only = len(tape.calls) == 1
+        with self._repeating() as recapture:
+            for number, call in enumerate(tape.calls):
+                own = [e for e in whole if e.site.call == number or (only and call.with_gradients)]
+                factors = factors_by_site(tape, own)
+                recorded = RecordedCall(call, factors, recapture, tape.batch)
+                if tape.batch == 1:
+                    check_single(recorded)
+                else:
+                    check_independence(recorded, is_new=is_new)
+        tape.calls.clear()  # and what they hold of the model's state
+
+
+def _ask_all(losses: Tensor) -> Probe:
+    return Probe(torch.ones(len(losses), dtype=losses.dtype, device=losses.device))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:
-    """Split after split, until every operation's rows can belong to samples in one way only."""
-    for halves in split_samples(tape.batch):
-        if not tape.is_unsettled():
+    """Let every operation's rows belong to samples in one way only."""
+    if tape.batch > 1 and tape.is_unsettled():
+        probe_layouts(tape, losses)
+
+
+def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
+    """Establish which rows belong to which sample, and refuse gradients that reach others.
+
+    Losses are multiplied by powers of two, another one for each sample: every row must be
+    multiplied by its own sample's, to the last bit. Where a model does not scale like this (a hook
+    that normalizes each sample's gradient, kernels that add up in any order, half precision), half
+    of the losses are left out at a time, and rows of theirs must be exactly zero.
+
+    Returns:
+        The gradients of all losses, as they arrived.
+    """
+    whole = tape.probe(losses, _ask_all(losses))
+    if not _scale_by_powers(tape, losses, whole):
+        for call in tape.calls:
+            for output in call.outputs:
+                output.forget()
+        _leave_out_halves(tape, losses, whole)
+    tape.accept_ambiguity()
+    return whole
+
+
+def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bool:
+    """Whether all gradients scale with their sample's loss, in some layout of each site."""
+    for seeds in _powers_of_two(tape.batch):
+        probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
+        scaled = tape.probe(losses, probe)
+        if [each.site.key for each in scaled] != [each.site.key for each in whole]:
+            return False
+        for (site, grad, _), before in zip(scaled, whole, strict=True):
+            if tape.layouts.observe(site.key, grad, site.dims, probe.seeds, before.grad) is False:
+                return False
+    return True
+
+
+def _powers_of_two(count: int) -> Iterator[Tensor]:
+    """Seeds such that any two samples differ in some of them."""
+    generator = torch.Generator()
+    generator.seed()
+    codes = torch.randperm(count, generator=generator)
+    spread = max(1, _CODES // count)
+    while True:
+        yield torch.exp2((codes % _CODES * spread - _LARGEST).double())
+        codes = codes // _CODES
+        if not codes.any():
             return
-        for half in halves:
-            tape.probe(losses, half.to(losses.device))
-    tape.accept_ambiguity()
 
 
-def _probe_in_full(tape: Tape, losses: Tensor) -> None:
-    everything = torch.ones(tape.batch, dtype=torch.bool, device=losses.device)
-    whole = tape.probe(losses, everything)
+def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> None:
+    total = _project_all(whole)
     for halves in split_samples(tape.batch):
-        parts = [tape.probe(losses, half.to(losses.device)) for half in halves]
-        _check_additive(whole, parts)
-    tape.accept_ambiguity()
+        parts = []
+        for half in halves:
+            arrivals = tape.probe(losses, Probe(half.to(losses.device, losses.dtype)))
+            _refuse_mixing(tape, arrivals, half.to(losses.device))
+            parts.append(_project_all(arrivals))
+        _check_additive(total, parts)
 
 
-def _check_additive(
-    whole: dict[SiteKey, tuple[float, float]], parts: list[dict[SiteKey, tuple[float, float]]]
-) -> None:
+def _refuse_mixing(tape: Tape, arrivals: Sequence[Arrival], seeded: Tensor) -> None:
+    clean: SiteKey | None = None
+    for site, grad, _ in arrivals:
+        verdict = tape.layouts.observe(site.key, grad, site.dims, seeded)
+        if verdict is False:
+            raise SampleMixingError(_mixing_message(site, clean))
+        clean = site.key if verdict else clean
+
+
+Projections = dict["SiteKey", tuple[float, float]]
+"""By site, a linear function of the gradient that arrived, and how far rounding may carry it."""
+
+
+def _project_all(arrivals: Sequence[Arrival]) -> Projections:
+    found: Projections = {}
+    for site, grad, _ in arrivals:
+        value, tolerance = found.get(site.key, (0.0, 0.0))
+        more, slack = _project(grad)
+        found[site.key] = value + more, tolerance + slack
+    return found
+
+
+def _check_additive(whole: Projections, parts: list[Projections]) -> None:
     """Back-propagation is linear: both halves together give the whole, unless a hook meddles."""
     for key, (value, tolerance) in whole.items():
         found = sum(part.get(key, (0.0, 0.0))[0] for part in parts)
@@ -165,98 +310,31 @@ def _check_additive(
             )
 
 
-# -- calls of a model that can be repeated with other samples ------------------------------------
+def _project(grad: Tensor) -> tuple[float, float]:
+    """A fixed linear function of a gradient, and a bound on its rounding error."""
+    real = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
+    if not real.numel():
+        return 0.0, 0.0
+    rows = real.reshape(-1, real.shape[-1] if real.ndim else 1)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    # A product of two functions, so that all but the last sum is left to a matrix product.
+    outer, inner = (
+        torch.linspace(1, 2, n, dtype=rows.dtype, device=rows.device) for n in rows.shape
+    )
+    value = ((rows @ inner).double() @ outer.double()).item()
+    most = 4 * torch.linalg.vector_norm(rows, 1).item()
+    if not math.isfinite(most) and rows.dtype == torch.float32:
+        return _project(grad.double())  # too large to be added up in single precision
+    return value, torch.finfo(grad.dtype).eps ** 0.5 * most
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """One call of a model (or of a part of it, by the user), to be repeated with other samples."""
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    autocast: torch.dtype | None
-    outputs: tuple[OutputLayout, ...] = ()
-
-    @staticmethod
-    def record(
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: tuple[OutputLayout, ...],
-    ) -> ModelCall:
-        """The call as it is made now, with the precision in force."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        return ModelCall(model, args, kwargs, dtype, outputs)
-
-    @property
-    def arguments(self) -> list[Tensor]:
-        """All tensors the model was called with."""
-        return list(tensors_in((self.args, self.kwargs)))
-
-    def repeat(
-        self, choose: Callable[[Any], Any], *, evaluating: bool = False, seed: int | None = None
-    ) -> tuple[Node, dict[str, Tensor]]:
-        """What it returns with what ``choose`` makes of its arguments, and the buffers after it.
-
-        Parameters that are still all but zero get random values: mixing would hide behind them.
-        ``seed`` is for all generators; by default they go on from where they are, in every run.
-        """
-        args, kwargs = choose((self.args, self.kwargs))
-        precision = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
-        with (
-            preserve_state(self.model, self._state),
-            precision,
-            self._randomized(),
-            mark_repeating(),
-        ):
-            if evaluating:
-                self.model.eval()
-            if seed is not None:
-                seed_all(self.model, seed)
-            outputs = self.model(*args, **kwargs)
-            buffers = {
-                f"{name}{place}": part.clone()
-                for name, buffer in self.model.named_buffers()
-                for place, part in dense_parts(buffer).items()
-            }
-        return parse_output(outputs), buffers
-
-    @cached_property
-    def _state(self) -> ModelState:
-        """Found once: every run puts it back."""
-        return ModelState(self.model)
-
-    @contextmanager
-    def _randomized(self) -> Iterator[None]:
-        """Each parameter once, wherever and however often the model holds it."""
-        present = [(parameter, parameter.data) for parameter, _ in self._random_values]
-        try:
-            for parameter, values in self._random_values:
-                parameter.data = values
-            yield
-        finally:
-            for parameter, values in present:
-                parameter.data = values
-
-    @cached_property
-    def _random_values(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Found once: no run changes parameters."""
-        return _randomize_near_zero_parameters(self.model)
-
-
-def _randomize_near_zero_parameters(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    """Other values for them, on the scale of an initialization: large ones would overflow."""
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (p, (torch.randn(p.shape, generator=generator) * scale).to(p.data))
-        for p in model.parameters()
-        if p.requires_grad and p.numel() and _is_near_zero(p)
-        for scale in (1.0 if p.ndim < 2 else 1 / math.sqrt(p[0].numel()),)
-    ]
-
-
-def _is_near_zero(parameter: Tensor) -> bool:
-    values = parameter.detach()
-    low, high = torch.aminmax(torch.view_as_real(values) if values.is_complex() else values)
-    return bool(max(-low, high) < _NEAR_ZERO)
+def _mixing_message(site: Site, clean: SiteKey | None) -> str:
+    after = f" and {clean}" if clean is not None else " and the losses"
+    return (
+        f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
+        f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
+        "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
+        "dimension, or a parameter used without a dimension that runs over the samples. Use "
+        "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
+        "one independent entry per sample."
+    )

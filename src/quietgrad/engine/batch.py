@@ -25,6 +25,7 @@ from quietgrad.reduction import ClippedReducer, Sums
 
 if TYPE_CHECKING:
     from quietgrad.capture.session import Capture
+    from quietgrad.capture.verification import Schedule
     from quietgrad.engine.checkpoint import TrainingState
     from quietgrad.sampling.loader import LogicalBatch
 
@@ -337,6 +338,7 @@ class BatchIterator:
         state: what moves on.
         accumulator: where each batch is added up.
         capture: begins a recording before each micro-batch is handed out.
+        schedule: which micro-batches are verified.
         require_usable: called before a batch is begun, and before and after each of its
             micro-batches; may refuse to go on.
     """
@@ -346,19 +348,12 @@ class BatchIterator:
         state: TrainingState,
         accumulator: BatchAccumulator,
         capture: Capture,
+        schedule: Schedule,
         *,
         require_usable: Callable[[], None],
     ) -> None:
         self._state, self._accumulator, self._capture = state, accumulator, capture
-        self._require_usable = require_usable
-        self._micro_batches = 0
-
-    def resume_count(self, micro_batches: int) -> None:
-        """Count from here: verification is then as rare as in a run that has come so far.
-
-        What is new is verified all the same when it first occurs.
-        """
-        self._micro_batches = micro_batches
+        self._schedule, self._require_usable = schedule, require_usable
 
     def epoch(self) -> Iterator[Iterator[Any]]:
         """The batches of a pass, or of what is left of one."""
@@ -395,10 +390,8 @@ class BatchIterator:
 
     def _yield_micro_batches(self) -> Iterator[Any]:
         for size, content in self._accumulator.micro_batches(self._require_usable):
-            self._capture.begin(size, verify=self._is_verification_due())
+            self._capture.begin(size, verify=self._is_verification_due(size))
             yield content
 
-    def _is_verification_due(self) -> bool:
-        """Probe at micro-batches 1, 2, 4, 8, ...: early, and then ever more rarely."""
-        self._micro_batches += 1
-        return self._micro_batches & (self._micro_batches - 1) == 0
+    def _is_verification_due(self, samples: int) -> bool:
+        return self._schedule.is_due(samples)

@@ -20,6 +20,7 @@ from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
+from quietgrad.capture.verification import Frequency, Schedule
 from quietgrad.clipping import Clipping
 from quietgrad.engine.arguments import (
     attach_ledger_file,
@@ -116,6 +117,9 @@ class PrivacyEngine:
         lengths: Of each sample, say its number of tokens: micro-batches are then filled with
             samples of like length. Pad each to its longest in ``collate_fn`` or in the loss
             function, and let padded places count for nothing. Changes speed only.
+        verification: How often it is verified again that samples do not depend on each other:
+            ``"default"`` (micro-batch t with probability max(1/t, 1/100), at random), ``"every"``,
+            or ``"once"``. The first micro-batch, and each that does something new, always is.
         seed: Fixes sampling and noise, for tests only: whoever knows it can subtract the noise.
     """
 
@@ -148,10 +152,12 @@ class PrivacyEngine:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         lengths: Sequence[int] | Tensor | None = None,
+        verification: Frequency = "default",
         seed: int | None = None,
     ) -> None:
         refuse_distributed(model)
         check_optimizer(optimizer)
+        schedule = Schedule(verification)
         check_functions(noise_schedule, collate_fn, diagnostics)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
@@ -237,8 +243,13 @@ class PrivacyEngine:
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(self._radii.limits)
         self._capture = Capture(model, when=lambda: model.training)
+        self._capture.on_verified = schedule.note_done
         self._iterator = BatchIterator(
-            self._state, self._batch, self._capture, require_usable=self._require_usable
+            self._state,
+            self._batch,
+            self._capture,
+            schedule,
+            require_usable=self._require_usable,
         )
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
         try:

@@ -113,6 +113,11 @@ class Stamp:
         self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
         self._contents: list[Tensor] | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors themselves."""
+        return tuple(tensor for tensor, _ in self._seen)
+
     def seal(self) -> None:
         """Note what is in them."""
         self._contents = [_content(tensor) for tensor, _ in self._seen]

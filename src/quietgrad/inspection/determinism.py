@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from quietgrad.capture.model_state import generator_states, preserve_randomness
+from quietgrad.capture.draws import RandomState, preserve_randomness
 
 Cut = Callable[[Any], Any]
 """Takes the rows of one sample, of a tensor that has them, and leaves the rest as it is."""
@@ -207,13 +207,12 @@ class Predictable(TorchFunctionMode):
             torch.manual_seed(self.key)
             np.random.seed(self.key)  # noqa: NPY002  models draw from it
             random.seed(self.key)
-            before = generator_states()
+            before = RandomState()
             with self:
                 yield
-            after = generator_states()
-        for name in ("numpy.random", "random"):
-            if before[name] != after[name]:
-                self._note(name, aligned=False)
+            moved = before.find_moved()
+        for name in sorted(moved - {"torch"}):
+            self._note(name, aligned=False)
 
     def __torch_function__(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_callable, require_count
-from quietgrad.capture.model_state import preserve_randomness
+from quietgrad.capture.draws import preserve_randomness
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError

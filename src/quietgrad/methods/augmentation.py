@@ -10,7 +10,7 @@ from torch.nn.modules.loss import _Loss
 
 from quietgrad._checks import require_count
 from quietgrad.capture.compare import is_close, replace_others, split_samples
-from quietgrad.capture.model_state import generator_states, preserve_randomness
+from quietgrad.capture.draws import RandomState, preserve_randomness
 from quietgrad.errors import LossError, SampleMixingError
 
 
@@ -83,9 +83,9 @@ class MixingWatch:
 
     def _draws_nothing(self, rows: Tensor) -> bool:
         with preserve_randomness():
-            before = generator_states()
+            before = RandomState()
             self._change(rows.clone())
-            return generator_states() == before
+            return not before.find_moved()
 
     def _warn(self) -> None:
         if not self._has_warned:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quietgrad.capture.compare import tensors_in
-from quietgrad.capture.model_state import preserve_randomness
+from quietgrad.capture.draws import preserve_randomness
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.factors.base import Factor

@@ -1,0 +1,185 @@
+"""Where the samples are in what a model returned, and whether two runs agree about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quietgrad.capture.compare import (
+    Branch,
+    Node,
+    agree,
+    agree_across_sizes,
+    agree_throughout,
+    leaves,
+)
+from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
+
+Known = list[OutputLayout | None]
+"""What probes have found out about each tensor that was returned, if anything."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """Compares a run of ``batch`` samples with one of ``count``.
+
+    Samples ``old`` of the first are samples ``new`` of the second.
+    """
+
+    known: Sequence[OutputLayout]
+    batch: int
+    count: int
+    old: Tensor
+    new: Tensor
+    bits: int = 64
+
+    def holds(self, before: Node, after: Node) -> bool:
+        """Whether these samples' outputs are the same, in some layout of each output."""
+        return self._same(before, after, _match(before, self.known))
+
+    @property
+    def unprobed(self) -> OutputComparison:
+        """The same for tensors of which nothing is known."""
+        return replace(self, known=())
+
+    def seed(self, before: Node, after: Node) -> list[tuple[Tensor, Tensor]]:
+        """Outputs of the second run, each with the gradient that the first run's losses sent it.
+
+        Sample ``new[i]`` gets the gradient of sample ``old[i]``.
+        """
+        return list(self._seed(before, after, _match(before, self.known)))
+
+    def _seed(self, before: Node, after: Node, rows: Known) -> Iterator[tuple[Tensor, Tensor]]:
+        if isinstance(before, Tensor) or isinstance(after, Tensor):
+            known = rows[0] if rows else None
+            if isinstance(after, Tensor) and known is not None and known.gradient is not None:
+                gradient = self._select(known.gradient, known, after.shape)
+                if gradient is not None:
+                    yield after, gradient.to(after.dtype)
+            return
+        parts, others = _divide(before, rows), list(after.children)
+        children = list(before.children)
+        if self._is_one_for_each(before, after, parts):
+            order = self.old.tolist()
+            children, parts = [children[i] for i in order], [parts[i] for i in order]
+        for child, other, part in zip(children, others, parts, strict=False):
+            yield from self._seed(child, other, part)
+
+    def _select(self, gradient: Tensor, known: OutputLayout, shape: torch.Size) -> Tensor | None:
+        for layout in _allowed_layouts(gradient, known, self.batch):
+            chosen = layout.select(gradient, self.old)
+            if chosen.shape == shape:
+                return chosen
+            if chosen.numel() == shape.numel() and self.count == 1:
+                return chosen.reshape(shape)  # a batch of one may lose its dimension
+        return gradient if gradient.shape == shape else None
+
+    def _same(self, before: Node, after: Node, rows: Known) -> bool:
+        if isinstance(before, Tensor) or isinstance(after, Tensor):
+            if isinstance(before, Tensor) and isinstance(after, Tensor):
+                return self._same_rows(before, after, rows[0])
+            return False
+        parts = _divide(before, rows)
+        if self._is_one_for_each(before, after, parts):
+            if self._same_entries(before, after):
+                return True
+            if any(known is not None and known.was_reached for known in rows):
+                return False  # probes have told that each sample has its own
+        if len(before.children) != len(after.children):
+            return False
+        pairs = zip(before.children, after.children, parts, strict=True)
+        return all(self._same(one, other, part) for one, other, part in pairs)
+
+    def _same_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
+        layouts = _allowed_layouts(before, rows, self.batch)
+        if self.count != self.batch:
+            return self._same_of_fewer(before, after, rows, layouts)
+        if before.shape != after.shape:
+            return False
+        probed = any(known.is_probed for known in self.known)
+        if probed and rows is not None and not rows.is_probed and torch.equal(before, after):
+            return True  # a table, with no samples in it: no loss sends it gradients
+        return not layouts or any(
+            agree(layout.select(before, self.old), layout.select(after, self.new), self.bits)
+            for layout in layouts
+        )
+
+    def _same_of_fewer(
+        self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
+    ) -> bool:
+        if not layouts or not before.is_floating_point():
+            return True
+        if before.shape == after.shape and (rows is None or not rows.was_reached):
+            return True  # a table, of a size that is a multiple of the batch by chance
+        return any(
+            agree_across_sizes(layout.select(before, self.old), after, self.bits)
+            for layout in layouts
+        )
+
+    def _is_one_for_each(self, before: Branch, after: Branch, parts: list[Known]) -> bool:
+        lists = before.is_list and after.is_list and len(after.children) == self.count
+        return lists and _has_one_for_each(before, parts, self.batch)
+
+    def _same_entries(self, before: Branch, after: Branch) -> bool:
+        same = partial(agree if self.count == self.batch else _agree_of_fewer, bits=self.bits)
+        return all(
+            agree_throughout(before.children[one], after.children[other], same)
+            for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
+        )
+
+
+def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
+    """Where the samples can be in an output: as probes of the losses left it, if they did."""
+    layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
+    return [layout for layout in layouts if rows is None or rows.allows(layout)]
+
+
+def tells_samples_apart(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:
+    """Whether samples have their own part of something that losses can depend on."""
+    return _tells_apart(node, _match(node, known), batch)
+
+
+def _tells_apart(node: Node, rows: Known, batch: int) -> bool:
+    if isinstance(node, Tensor):
+        known = rows[0]
+        return known is None or (known.is_probed and bool(_allowed_layouts(node, known, batch)))
+    parts = _divide(node, rows)
+    if _has_one_for_each(node, parts, batch) and any(k is None or k.is_probed for k in rows):
+        return True
+    return any(_tells_apart(*pair, batch) for pair in zip(node.children, parts, strict=True))
+
+
+def _has_one_for_each(node: Branch, parts: list[Known], batch: int) -> bool:
+    """Whether it is a list of one entry for each sample, as far as probes can tell."""
+    return (
+        node.is_list
+        and len(node.children) == batch
+        and all(
+            known is None or known.may_belong_to(sample)
+            for sample, part in enumerate(parts)
+            for known in part
+        )
+    )
+
+
+def _match(node: Node, known: Sequence[OutputLayout]) -> Known:
+    """What is known of each tensor that was returned, if it is as many as in the call itself."""
+    count = sum(1 for _ in leaves(node))
+    return list(known) if len(known) == count else [None] * count
+
+
+def _divide(node: Branch, rows: Known) -> list[Known]:
+    parts, start = [], 0
+    for child in node.children:
+        end = start + sum(1 for _ in leaves(child))
+        parts.append(rows[start:end])
+        start = end
+    return parts
+
+
+def _agree_of_fewer(left: Tensor, right: Tensor, bits: int) -> bool:
+    return not left.is_floating_point() or agree_across_sizes(left, right, bits)

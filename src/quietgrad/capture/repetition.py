@@ -1,0 +1,226 @@
+"""Calls of a model that can be repeated, from the state they began with, with other samples.
+
+A repeat runs in the capture as the call itself did: with gradients if it had them, from the same
+random draws, attributes and buffers, in the same precision. Its backward pass begins with the
+gradients that the losses sent to the call's outputs. So what it records can be compared with what
+the call recorded, sample by sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad.capture.compare import Node, leaves, parse_output, tensors_in
+from quietgrad.capture.draws import RandomState
+from quietgrad.capture.model_state import (
+    ModelState,
+    copy_values,
+    find_difference,
+    foreign_generator_states,
+    mark_repeating,
+)
+from quietgrad.capture.samples import copy_arguments
+from quietgrad.factors.base import Factor, version_of
+
+if TYPE_CHECKING:
+    from quietgrad.capture.layout import OutputLayout, SiteKey
+    from quietgrad.capture.tape import Arrival, Tape
+
+Factors = dict[tuple["SiteKey", int], list[Factor]]
+"""The factors at a site for its n-th gradient in a pass, one for each use."""
+
+
+@dataclass
+class ModelCall:
+    """One call of a model (or of a part of it, by the user), to be repeated with other samples.
+
+    Attributes:
+        model: the module that was called.
+        args: what it was called with; copies if ``is_snapshot``.
+        kwargs: likewise.
+        random: the generators before the call.
+        state: what the model held before the call; None unless ``is_snapshot``.
+        with_gradients: whether they were enabled.
+        outputs: where samples are in what it returned, by tensor.
+        returned: what it returned.
+        before: the attributes before it, by name; None unless ``is_snapshot``.
+        after: likewise after it.
+        moved: the generators that it drew from.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: RandomState
+    state: ModelState | None
+    with_gradients: bool
+    autocast: list[tuple[str, torch.dtype, bool]]
+    outputs: tuple[OutputLayout, ...] = ()
+    returned: Node | None = None
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    moved: frozenset[str] = frozenset()
+    _generators: list[Any] = field(default_factory=list)
+    _versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    _returned_versions: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def begin(
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        devices: tuple[torch.device, ...],
+        *,
+        snapshot: bool,
+    ) -> ModelCall:
+        """A call that is about to be made; with a ``snapshot`` whatever it writes is known."""
+        random = RandomState(devices, foreign=snapshot)
+        state = ModelState(model) if snapshot else None
+        given = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
+        if snapshot:
+            args, kwargs = copy_arguments((args, kwargs))
+        types = ("cpu", *{device.type for device in devices})
+        precisions = [
+            (each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each))
+            for each in types
+        ]
+        with_gradients = torch.is_grad_enabled()
+        call = ModelCall(
+            model, args, kwargs, random, state, with_gradients, precisions, _versions=given
+        )
+        if snapshot:
+            call.before, call._generators = copy_values(model), foreign_generator_states(model)
+        return call
+
+    def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
+        """It returned this."""
+        self.returned = parse_output(output)
+        tensors = list(leaves(self.returned))
+        self.outputs = tuple(map(layouts, tensors))
+        self._returned_versions = [version_of(tensor) for tensor in tensors]
+        self.moved = self.random.find_moved()
+        if self.state is not None:
+            self.after = copy_values(self.model)
+            if self._generators != foreign_generator_states(self.model):
+                self.moved |= {"a generator in an attribute"}
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        """All tensors the model was called with."""
+        return list(tensors_in((self.args, self.kwargs)))
+
+    @property
+    def leaves_traces(self) -> bool:
+        """Whether the call changed what it was given or what the model holds, or drew elsewhere.
+
+        Such a call can be repeated from a snapshot only.
+        """
+        has_written = any(version_of(tensor) != version for tensor, version in self._versions)
+        changed = self.after is not None and find_difference(self.before or {}, self.after)
+        return has_written or bool(changed) or bool(self.moved - {"torch"})
+
+    @property
+    def recorded_outputs(self) -> Node | None:
+        """What it returned; None if the user has written to it since."""
+        assert self.returned is not None
+        now = [version_of(tensor) for tensor in leaves(self.returned)]
+        return self.returned if now == self._returned_versions else None
+
+    @contextmanager
+    def circumstances(self) -> Iterator[None]:
+        """As when it was called: what the model held, generators, precision, gradients."""
+        with ExitStack() as stack:
+            if self.state is not None:
+                self.state.restore()
+            self.random.restore()
+            for device, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, enabled=enabled))
+            stack.enter_context(torch.set_grad_enabled(self.with_gradients))
+            stack.enter_context(mark_repeating())
+            yield
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run of a call.
+
+    Attributes:
+        batch: the number of samples.
+        outputs: what it returned.
+        factors: of the gradients that arrived.
+        inner: gradients of those arguments that require them, in order.
+        held: attributes and buffers after it, by name; None if they are not compared.
+    """
+
+    batch: int
+    outputs: Node
+    factors: Factors
+    inner: tuple[Tensor | None, ...] = ()
+    held: dict[str, Any] | None = None
+
+
+def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> Factors:
+    """The factors of a pass; none of gradients that are zero for everybody."""
+    counts: Counter[SiteKey] = Counter()
+    found: Factors = {}
+    for arrival in arrivals:
+        key = arrival.site.key
+        made = tape.factors_of(arrival)
+        if made or arrival.grad.any():
+            found[key, counts[key]] = made
+        counts[key] += 1
+    return found
+
+
+Recapture = Callable[[int], AbstractContextManager["Tape"]]
+"""A tape of so many samples for what the model does inside."""
+Seeds = Callable[[Node], list[tuple[Tensor, Tensor]]]
+"""The outputs that the backward pass begins with, and their gradients."""
+
+
+def repeat(
+    call: ModelCall,
+    choose: Callable[[Any], Any],
+    batch: int,
+    seeds: Seeds | None,
+    recapture: Recapture,
+    mode: AbstractContextManager[Any] | None = None,
+) -> Execution:
+    """Run a call with what ``choose`` makes of its arguments, of ``batch`` samples.
+
+    Without ``seeds`` there is no backward pass. Whoever calls this puts back the model's state and
+    the generators afterwards.
+    """
+    args, kwargs = choose((call.args, call.kwargs))
+    inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+    with call.circumstances(), recapture(batch) as tape, mode or nullcontext():
+        outputs = parse_output(call.model(*args, **kwargs))
+        arrivals = _propagate(tape, seeds(outputs), inner) if seeds is not None else []
+        factors, grads = factors_by_site(tape, arrivals), tuple(tensor.grad for tensor in inner)
+        held = None if call.after is None else copy_values(call.model)
+        return Execution(batch, outputs, factors, grads, held)
+
+
+def _propagate(
+    tape: Tape, seeds: list[tuple[Tensor, Tensor]], inner: Sequence[Tensor]
+) -> list[Arrival]:
+    """Back-propagate from these outputs.
+
+    One output may be computed from another. What the losses sent to either is known in all, so that
+    it takes the place of what arrives there.
+    """
+    own = {id(output): (output, gradient) for output, gradient in seeds if output.requires_grad}
+    if not own:
+        return []
+    tape.accept_ambiguity()
+    for output, gradient in own.values():
+        output.register_hook(lambda _, known=gradient: known)
+    roots = [output for output, _ in own.values()]
+    return tape.propagate(roots, [torch.zeros_like(root) for root in roots], leaves=inner)

@@ -1,0 +1,226 @@
+"""Where the samples are in what a model is called with, and how to choose some of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quietgrad.capture.compare import attributes_of, is_list_of, lists_of, slots_of, tensors_in
+from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_DEEPEST = 6
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """Where the samples are in the arguments of a call, and which tensors are shared by all.
+
+    Sequences without tensors and arrays that are as long as the batch have an entry for each
+    sample: lengths, words, labels.
+
+    Attributes:
+        main: of tensors.
+        folded: whether tensors may have several rows for each sample.
+        squares_are_shared: whether a tensor that is as large as the batch in two ways has none.
+        in_lists: whether lists of tensors have an entry for each sample.
+        has_sides: whether sequences without tensors and arrays have.
+    """
+
+    main: Layout
+    folded: bool = False
+    squares_are_shared: bool = False
+    in_lists: bool = False
+    has_sides: bool = True
+
+    @property
+    def batch(self) -> int:
+        """The number of samples."""
+        return self.main.batch
+
+    def select(self, samples: Tensor) -> Callable[[Any], Any]:
+        """Replaces sample ``i`` of arguments by ``samples[i]``, of which there may be fewer."""
+        places = samples.tolist()
+
+        def choose(tree: Any) -> Any:
+            if isinstance(tree, Tensor):
+                return _as_leaf(self._select(tree.detach(), samples), tree)
+            if isinstance(tree, np.ndarray):
+                return self._select_array(tree, places)
+            if isinstance(tree, (list, tuple)) and self._is_per_sample(tree):
+                return _like(tree, [_copied(tree[place]) for place in places])
+            return None
+
+        return lambda tree: rebuild(tree, choose)
+
+    def _is_per_sample(self, entries: Any) -> bool:
+        if len(entries) != self.batch or isinstance(entries, torch.Size):
+            return False
+        if next(tensors_in(entries), None) is None:
+            return self.has_sides and not hasattr(entries, "_fields")
+        return self.in_lists and is_list_of(self.batch, entries)
+
+    def _select_array(self, array: Any, places: list[int]) -> Any:
+        dims = [dim for dim, size in enumerate(array.shape) if size == self.batch]
+        if not dims or not self.has_sides:
+            return array.copy()
+        return array.take(places, axis=self.main.dim if self.main.dim in dims else dims[0])
+
+    def _select(self, tensor: Tensor, samples: Tensor) -> Tensor:
+        exact = exact_layouts(tensor, self.batch)
+        if len(exact) > 1 and self.squares_are_shared:
+            return tensor.clone()
+        size = tensor.shape[self.main.dim] if self.main.dim < tensor.ndim else 0
+        if size == self.batch or (self.folded and size > 0 and size % self.batch == 0):
+            return self.main.select(tensor, samples)
+        # Ids of positions often come as a batch of one; data with one step in front do not.
+        is_shared = size == 1 and not tensor.is_floating_point()
+        return exact[0].select(tensor, samples) if exact and not is_shared else tensor.clone()
+
+
+def _as_leaf(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.requires_grad_(like.requires_grad)
+
+
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Its values, cut off from its graph; it requires gradients if the original does."""
+    return _as_leaf(tensor.detach().clone(), tensor)
+
+
+def _copied(entry: Any) -> Any:
+    return rebuild(entry, lambda tree: copy_tensor(tree) if isinstance(tree, Tensor) else None)
+
+
+def copy_arguments(tree: Any) -> Any:
+    """Arguments whose tensors, arrays and containers nobody else can write to."""
+
+    def own(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return copy_tensor(part)
+        return part.copy() if isinstance(part, np.ndarray) else None
+
+    return rebuild(tree, own)
+
+
+def rebuild(tree: Any, choose: Callable[[Any], Any], depth: int = 0) -> Any:
+    """A structure of containers and plain objects with parts replaced.
+
+    Args:
+        tree: the structure.
+        choose: what becomes of a part as a whole; None where its own parts are gone through.
+        depth: of the part in the structure.
+    """
+    if type(tree) in _PLAIN or depth > _DEEPEST:
+        return tree
+    chosen = choose(tree)
+    if chosen is not None or isinstance(tree, (Tensor, np.ndarray)):
+        return tree if chosen is None else chosen
+    if isinstance(tree, torch.Size):
+        return tree
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, [rebuild(child, choose, depth + 1) for child in tree])
+    if isinstance(tree, MutableMapping):
+        result = copy.copy(tree)
+        for key, child in list(tree.items()):
+            result[key] = rebuild(child, choose, depth + 1)
+        return result
+    return _rebuild_object(tree, choose, depth)
+
+
+def _rebuild_object(value: Any, choose: Callable[[Any], Any], depth: int) -> Any:
+    is_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    held = attributes_of(value)
+    if not held or not (is_fields or hasattr(value, "__dict__") or slots_of(value)):
+        return value
+    instance = value
+    with suppress(Exception):  # one that cannot be copied is passed unchanged
+        instance = copy.copy(value)
+    if instance is value:
+        return value
+    for name, child in held.items():
+        with suppress(AttributeError, TypeError):
+            object.__setattr__(instance, name, rebuild(child, choose, depth + 1))
+    return instance
+
+
+def _like(entries: Any, children: list[Any]) -> Any:
+    if hasattr(entries, "_fields"):
+        return type(entries)(*children) if len(children) == len(entries._fields) else children
+    with suppress(Exception):
+        return type(entries)(children)
+    return children
+
+
+def list_input_layouts(arguments: Any, batch: int) -> list[InputLayout]:
+    """Those that are possible for these arguments, the most natural ones first."""
+    lists = list(lists_of(batch, arguments))
+    tensors = list(_all_tensors(arguments))
+    if not lists:
+        found = _of_tensors(tensors, batch)
+        if not found and _has_sides(arguments, batch):
+            found = [InputLayout(Layout(batch))]
+        return found
+    inside = {id(tensor) for entries in lists for tensor in tensors_in(entries)}
+    beside = [tensor for tensor in tensors if id(tensor) not in inside]
+    plain = _of_tensors(beside, batch) or [InputLayout(Layout(batch))]
+    layouts = [replace(layout, in_lists=True) for layout in plain]
+    if all(exact_layouts(tensor, batch) for entries in lists for tensor in tensors_in(entries)):
+        # As many modalities as samples, say: each entry holds all samples itself.
+        layouts = _of_tensors(tensors, batch) + layouts
+    return layouts
+
+
+def _all_tensors(tree: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Also those in attributes of plain objects."""
+    found: list[Tensor] = []
+
+    def note(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            found.append(part)
+        return None
+
+    rebuild(tree, note)
+    yield from found
+
+
+def _has_sides(tree: Any, batch: int) -> bool:
+    """Whether a sequence without tensors, or an array, is as long as the batch."""
+    sides = []
+
+    def note(part: Any) -> Any:
+        is_side = isinstance(part, (list, tuple, np.ndarray)) and not isinstance(part, torch.Size)
+        if is_side and len(part) == batch:
+            sides.append(part)
+        return None
+
+    rebuild(tree, note)
+    return bool(sides)
+
+
+def count_rows(arguments: Any) -> int | None:
+    """The number of rows in the first dimension of all tensors that have one; None if they differ.
+
+    For a part of a model that is called with some of the samples only.
+    """
+    sizes = {len(tensor) for tensor in _all_tensors(arguments) if tensor.ndim}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _of_tensors(arguments: list[Tensor], batch: int) -> list[InputLayout]:
+    by_tensor = [exact_layouts(tensor, batch) for tensor in arguments]
+    exact = [layout for layouts in by_tensor for layout in layouts]
+    folded = [layout for tensor in arguments for layout in folded_layouts(tensor, batch)]
+    counts = [len(layouts) for layouts in by_tensor]
+    found = [InputLayout(layout) for layout in exact]
+    if 1 in counts and max(counts) > 1:
+        found += [InputLayout(layout, squares_are_shared=True) for layout in exact]
+    found += [InputLayout(layout, folded=True) for layout in folded]
+    return list(dict.fromkeys(found))

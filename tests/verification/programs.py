@@ -1,0 +1,17 @@
+"""All programs, in the order of their letters."""
+
+from __future__ import annotations
+
+import importlib
+
+from .harness import Trap
+
+_MODULES = (
+    "executions arguments draws backward frozen leaks kept alignment single tolerance padding"
+).split()
+
+TRAPS: list[Trap] = [
+    trap
+    for name in _MODULES
+    for trap in importlib.import_module(f"{__package__}.mixing_{name}").TRAPS
+]

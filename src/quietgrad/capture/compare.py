@@ -105,7 +105,7 @@ def map_tensors(
     return tree
 
 
-def lists_of(count: int, tree: Any) -> Iterator[list[Any]]:
+def lists_of(count: int, tree: Any) -> Iterator[Any]:
     """The lists with one tensor, or one structure of tensors, for each of ``count`` samples."""
     if is_list_of(count, tree):
         yield tree
@@ -115,8 +115,8 @@ def lists_of(count: int, tree: Any) -> Iterator[list[Any]]:
 
 
 def is_list_of(count: int, tree: Any) -> bool:
-    """Whether it is a list of that many entries, all with tensors."""
-    if not isinstance(tree, list) or len(tree) != count:
+    """Whether it is a list or tuple of that many entries, all with tensors."""
+    if not isinstance(tree, (list, tuple)) or hasattr(tree, "_fields") or len(tree) != count:
         return False
     return all(next(tensors_in(child), None) is not None for child in tree)
 

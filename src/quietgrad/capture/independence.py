@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from itertools import combinations, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,14 +26,20 @@ from quietgrad.capture.compare import (
     agree_across_sizes,
     coarsest_bits,
     replace_others,
+    tensors_in,
 )
 from quietgrad.capture.draws import DrawRecorder, DrawReplayer
 from quietgrad.capture.layout import Layout
-from quietgrad.capture.model_state import find_difference
 from quietgrad.capture.outputs import OutputComparison, tells_samples_apart
 from quietgrad.capture.refusals import kept_data_refusal, raw_data_refusal
 from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
-from quietgrad.capture.samples import InputLayout, count_rows, list_input_layouts, rebuild
+from quietgrad.capture.samples import (
+    Arguments,
+    InputLayout,
+    count_rows,
+    list_input_layouts,
+    rebuild_arguments,
+)
 from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
 from quietgrad.factors.base import Factor
 
@@ -52,12 +59,15 @@ class RecordedCall:
         factors: of the gradients that arrived at its sites.
         recapture: captures repeats.
         batch: the number of samples.
+        is_bypassed: whether losses depend on something else of it than what it returned; a hook may
+            hand on what is inside.
     """
 
     call: ModelCall
     factors: Factors
     recapture: Recapture
     batch: int
+    is_bypassed: bool = False
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool) -> None:
@@ -78,6 +88,8 @@ def check_independence(recorded: RecordedCall, *, is_new: bool) -> None:
     for layout in layouts:
         examination = _Examination(replace(recorded, batch=batch), layout)
         complaint = examination.find_complaint(is_new=is_new)
+        if complaint is not None and (other := examination.without_sides()):
+            complaint = other.find_complaint(is_new=is_new)
         if complaint is None:
             return  # where the samples could be in several places, one of them must do
         complaints.append(complaint)
@@ -98,22 +110,25 @@ def check_single(recorded: RecordedCall) -> None:
     examination = _Examination(recorded, InputLayout(Layout(1)))
     everyone = torch.arange(1)
     examination.require_repeatable()
-    other = examination.run_if_possible(_reverse_values, everyone)
-    if other is not None:
-        examination.refuse_kept_data(other)
+    for scale in (1.0, 8.0):
+        other = examination.run_if_possible(partial(_change_values, scale=scale), everyone)
+        if other is not None:
+            examination.refuse_kept_data(other)
     examination.require_repeatable()
 
 
-def _reverse_values(arguments: Any) -> Any:
-    """Another sample, made of the values of this one."""
+def _change_values(arguments: Arguments, *, scale: float) -> Arguments:
+    """Another sample, made of the values of this one in reverse."""
 
-    def reverse(part: Any) -> Any:
+    def change(part: Any) -> Any:
         if not isinstance(part, Tensor):
-            return None
-        reversed_ = part.detach().flatten().flip(0).view(part.shape)
-        return reversed_.requires_grad_(part.requires_grad)
+            is_row = isinstance(part, (list, np.ndarray)) and next(tensors_in(part), None) is None
+            return part[::-1] if is_row else None
+        changed = part.detach().flatten().flip(0).view(part.shape)
+        changed = changed * scale if part.is_floating_point() else changed
+        return changed.requires_grad_(part.requires_grad)
 
-    return rebuild(arguments, reverse)
+    return rebuild_arguments(arguments, change)
 
 
 def _random_half(count: int) -> Tensor:
@@ -169,8 +184,20 @@ class _Examination:
             if self._mixes_any():
                 return self._explain(_mixed(self._kind))
             if self._moves_any():
-                return self._explain(_placed(self._kind))
+                return self._explain((_placed if self._is_moved() else _counted)(self._kind))
         return None if self._is_verifiable else _nothing_to_compare(self._kind)
+
+    def without_sides(self) -> _Examination | None:
+        """The same, but for lists and arrays that are as long as the batch by chance.
+
+        None unless the model runs with fewer samples only if these stay as they are.
+        """
+        other = _Examination(self.recorded, replace(self.layout, has_sides=False))
+        few = self._everyone[: (self.recorded.batch + 1) // 2]
+        if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
+            return None
+        runs = other.run_if_possible(other.layout.select(few), few, backward=False) is not None
+        return other if runs else None
 
     def _replace_others(
         self, kept: Tensor, mode: DrawRecorder | None = None, *, backward: bool = True
@@ -182,34 +209,57 @@ class _Examination:
 
     def _mixes_any(self) -> bool:
         """Whether some sample notices that another one is replaced, whichever two they are."""
-        halves = _separating_halves(self.recorded.batch)
-        return not all(self._replace_others(kept, backward=False)[1] for kept in halves)
+        for kept in _separating_halves(self.recorded.batch):
+            run, is_same = self._replace_others(kept, backward=False)
+            if not is_same:
+                return True
+            self.refuse_kept_data(run)
+        return False
 
     def _moves_any(self) -> bool:
-        """Whether samples notice that all change places, if draws do not change with them."""
-        if self._drawn.drawn or self._call.moved:
+        """Whether samples notice that others are left out and that they move up."""
+        if self._call.moved - {"torch"}:
             return False
-        samples = self._everyone.roll(1)
-        run = self.run(self.layout.select(samples), samples, backward=False)
-        return not self._agrees(run, samples, backward=False)
+        drawn = DrawRecorder()
+        if self._drawn.drawn:  # now also for samples that were replaced
+            self.run(self._unchanged, self._everyone, drawn, backward=False)
+        moves = [self._everyone[1:], _random_order(len(self._everyone))[:-1]]
+        moves += [] if drawn.drawn else [self._everyone.roll(1)]
+        return not all(
+            self._is_same_for(samples, drawn, backward=False) is not False for samples in moves
+        )
+
+    def _is_same_for(
+        self, samples: Tensor, drawn: DrawRecorder, *, backward: bool = True
+    ) -> bool | None:
+        """Whether these samples get the same when they are alone, in this order.
+
+        None if that cannot be told: the model is made for one size of batch, or its draws cannot be
+        given again to each sample.
+        """
+        for major in (True, False) if drawn.drawn else (True,):
+            given = DrawReplayer(drawn.drawn, self.recorded.batch, samples, major=major)
+            chosen, mode = self.layout.select(samples), given if drawn.drawn else None
+            run = self.run_if_possible(chosen, samples, mode, backward=backward)
+            if run is None or not given.is_aligned:
+                return None
+            if self._agrees(run, samples, backward=backward):
+                return True
+        return None if self._call.moved - {"torch"} else False
 
     def _find_place_dependence(self, kept: Tensor) -> QuietgradError | None:
         """What changes for these samples when they are alone, in another order."""
-        samples, drawn = kept[_random_order(len(kept))], self._drawn.drawn
-        for major in (True, False) if drawn else (True,):
-            given = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
-            run = self.run_if_possible(
-                self.layout.select(samples), samples, given if drawn else None
-            )
-            if run is None or not given.is_aligned:
-                return None  # a model that is made for one size of batch
-            if self._agrees(run, samples):
-                return None
-        if self._call.moved - {"torch"}:
-            return None  # draws that cannot be given again to each sample
+        if self._is_same_for(kept[_random_order(len(kept))], self._drawn) is not False:
+            return None
         if self._mixes_any():
             return self._explain(_mixed(self._kind))
-        return self._explain((_placed if self._moves_any() else _counted)(self._kind))
+        return self._explain((_placed if self._is_moved() else _counted)(self._kind))
+
+    def _is_moved(self) -> bool:
+        """Whether samples notice that all change places; not known if draws change with them."""
+        samples = self._everyone.roll(1)
+        run = self.run(self.layout.select(samples), samples)
+        return not self._agrees(run, samples)
 
     def _explain(self, complaint: QuietgradError) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
@@ -244,23 +294,26 @@ class _Examination:
         return repeat(call, choose, count, seeds, self.recorded.recapture, mode)
 
     def run_if_possible(
-        self, choose: Choose, samples: Tensor, mode: AbstractContextManager[Any] | None = None
+        self,
+        choose: Choose,
+        samples: Tensor,
+        mode: AbstractContextManager[Any] | None = None,
+        *,
+        backward: bool = True,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:
-            return self.run(choose, samples, mode)
+            return self.run(choose, samples, mode, backward=backward)
         except Exception:
             return None
 
     def refuse_kept_data(self, run: Execution) -> None:
         """Refuse a model that holds other values now than after the call with other samples."""
-        if run.held is None or self._call.after is None:
-            return
-        changed = find_difference(self._call.after, run.held)
+        changed = self._call.find_kept(run.held)
         if changed:
             # What differs between equal runs, too, was not computed from samples: a clock.
-            again = self.run(self._unchanged, self._everyone).held
-            changed -= find_difference(self._call.after, again or {})
+            again = self.run(self._unchanged, self._everyone, backward=False)
+            changed -= self._call.find_kept(again.held)
         if changed:
             name = min(changed)
             buffers = dict(self._call.model.named_buffers())
@@ -301,10 +354,12 @@ class _Examination:
     def _reference(self) -> Execution:
         """The call itself; what it returned is computed again if it was written to since."""
         batch, outputs = self.recorded.batch, self._call.recorded_outputs
-        if outputs is None or any(tensor.requires_grad for tensor in self._call.arguments):
+        has_inner = any(tensor.requires_grad for tensor in self._call.arguments)
+        if outputs is None or has_inner or self.recorded.is_bypassed:
             again = self.run(self._unchanged, self._everyone)
             outputs = again.outputs if outputs is None else outputs
-            return replace(again, factors=self.recorded.factors, outputs=outputs)
+            known = again.factors if self.recorded.is_bypassed else self.recorded.factors
+            return replace(again, factors=known, outputs=outputs)
         return Execution(batch, outputs, self.recorded.factors)
 
     def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
@@ -314,6 +369,8 @@ class _Examination:
             same = partial(agree_across_sizes, bits=self._bits, floor=floor)
         for key in before.keys() | run.factors.keys():
             ones, others = before.get(key, []), run.factors.get(key, [])
+            if ones is None or others is None:
+                continue
             if len(ones) != len(others):
                 # A site that one of them did not reach must have been silent in the other.
                 chosen = [one.select(old) for one in ones] + [each.select(new) for each in others]

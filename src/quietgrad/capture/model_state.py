@@ -120,10 +120,13 @@ def walk_attributes(model: nn.Module) -> Iterator[_Held]:
                 pending.extend(children)
 
 
-def find_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every tensor, array, number and string among them, and containers of plain ones."""
+def find_values(model: nn.Module, *, iterators: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every tensor, array, number and string among them, and containers of plain ones.
+
+    With ``iterators`` these, too, into which nobody can look.
+    """
     for path, value, _, is_plain in walk_attributes(model):
-        if is_plain or _is(value, _VALUES):
+        if is_plain or _is(value, _VALUES) or (iterators and _is(value, Iterator)):
             yield path, value
 
 
@@ -302,7 +305,8 @@ class AttributeWatch:
         """A forward is about to run; ``looking`` if :meth:`find_data` will be called after it."""
         self._before = None
         if looking:
-            self._before = {name: _mark(value) for name, value in find_values(self._model)}
+            values = find_values(self._model, iterators=True)
+            self._before = {name: _mark(value) for name, value in values}
 
     def find_data(
         self, is_data: Callable[[Tensor], bool], *, numbers_were_read: bool
@@ -316,10 +320,12 @@ class AttributeWatch:
         """
         if self._before is None:
             return None
-        for name, value in find_values(self._model):
+        for name, value in find_values(self._model, iterators=True):
             mark, before = _mark(value), self._before.get(name)
             if mark == before:
                 continue
+            if _is(value, Iterator):
+                return name  # a new one, and nobody knows over what
             if _is(value, Tensor):
                 if is_data(value):
                     return name
@@ -344,6 +350,8 @@ def _has_new_number(value: Any, before: Any) -> bool:
 
 def _mark(value: Any) -> Any:
     """What tells later whether it is still the same."""
+    if _is(value, Iterator):
+        return _Same(value)
     if _is(value, Tensor):
         return _Same(value), version_of(value)
     if _is(value, np.ndarray):

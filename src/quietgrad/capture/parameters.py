@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import is_equal, tensors_in
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Factor, version_of
+from quietgrad.factors.base import Factor, Stamp, version_of
 from quietgrad.factors.pullback import Pullback, Pulled
 
 MakeFactor = Callable[..., Factor]
@@ -294,6 +294,39 @@ class BufferWatch:
                     # a forward runs is judged there.
                     if held is not None and not held.requires_grad:
                         yield _Place(module, attribute, path, holder), held
+
+
+class WeightWatch:
+    """Finds weights in training that are written while the samples of a batch are out.
+
+    Between batches they are the user's to load.
+    """
+
+    def __init__(self, table: ParameterTable) -> None:
+        self._table = table
+        self._seen: dict[str, tuple[Tensor, int, int]] = {}
+        self._stamp: Stamp | None = None
+
+    def begin(self, *, thorough: bool) -> None:
+        """A batch is handed out. If ``thorough``, writes that torch does not count show as well."""
+        weights = self._table.trainable()
+        self._seen = {n: (w, version_of(w), w.data_ptr()) for n, w in weights.items()}
+        self._stamp = Stamp(*(weight.detach() for weight in weights.values())) if thorough else None
+        if self._stamp is not None:
+            self._stamp.seal()
+
+    def find_written(self) -> str | None:
+        """The name of a weight that was written since; None if none was, or no batch is out."""
+        for name, (weight, version, address) in self._seen.items():
+            if version_of(weight) != version or weight.data_ptr() != address:
+                return name
+        if self._stamp is not None and (place := self._stamp.find_changed()) is not None:
+            return list(self._seen)[place]
+        return None
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._seen, self._stamp = {}, None
 
 
 def _is_compared(buffer: Tensor) -> bool:

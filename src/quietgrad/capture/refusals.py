@@ -200,9 +200,10 @@ def check_replaced_buffers(module: nn.Module, tape: Tape) -> None:
 def raw_data_refusal(name: str) -> UnsupportedOperationError:
     """What is said of a buffer or parameter that would keep something of the samples."""
     return UnsupportedOperationError(
-        f"buffer or parameter '{name}' is written from raw data in the forward: it would leave the "
-        "model without noise (running statistics, a memory of samples). Switch the update off, or "
-        "keep the statistics fixed."
+        f"buffer or parameter '{name}' is written from raw data, in the forward or between "
+        "engine.batches() and engine.step(): it would leave the model without noise (running "
+        "statistics, a memory of samples, an initialization by the first batch). Switch the update "
+        "off, keep the statistics fixed, or write what is public after engine.step()."
     )
 
 

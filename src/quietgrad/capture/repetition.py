@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout, SiteKey
     from quietgrad.capture.tape import Arrival, Tape
 
-Factors = dict[tuple["SiteKey", int], list[Factor]]
-"""The factors at a site for its n-th gradient in a pass, one for each use."""
+Factors = dict[tuple["SiteKey", int], list[Factor] | None]
+"""The factors at a site for its n-th gradient in a pass, one for each use; None if undecided."""
 
 
 @dataclass
@@ -53,6 +53,7 @@ class ModelCall:
         before: the attributes before it, by name; None unless ``is_snapshot``.
         after: likewise after it.
         moved: the generators that it drew from.
+        transient: attributes that the user has changed since.
     """
 
     model: nn.Module
@@ -67,6 +68,8 @@ class ModelCall:
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     moved: frozenset[str] = frozenset()
+    transient: set[str] = field(default_factory=set)
+    _ends: list[Any] = field(default_factory=list)
     _generators: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
@@ -104,6 +107,7 @@ class ModelCall:
         self.returned = parse_output(output)
         tensors = list(leaves(self.returned))
         self.outputs = tuple(map(layouts, tensors))
+        self._ends = [t.grad_fn for t in tensors if t.grad_fn is not None]
         self._returned_versions = [version_of(tensor) for tensor in tensors]
         self.moved = self.random.find_moved()
         if self.state is not None:
@@ -115,6 +119,26 @@ class ModelCall:
     def arguments(self) -> list[Tensor]:
         """All tensors the model was called with."""
         return list(tensors_in((self.args, self.kwargs)))
+
+    def was_given(self, tensor: Tensor) -> bool:
+        """Whether it was called with this very tensor."""
+        return any(given is tensor for given, _ in self._versions)
+
+    def find_kept(self, held: dict[str, Any] | None) -> set[str]:
+        """The attributes that hold something else after another run, and were not changed since."""
+        if self.after is None or held is None:
+            return set()
+        return find_difference(self.after, held) - self.transient
+
+    def note_transient(self) -> None:
+        """What the user has taken out of the model since the call is not kept by it."""
+        if self.after is not None:
+            self.transient = find_difference(self.after, copy_values(self.model))
+
+    @property
+    def ends(self) -> set[Any]:
+        """The nodes of the graph that end at what it returned."""
+        return set(self._ends)
 
     @property
     def leaves_traces(self) -> bool:
@@ -173,7 +197,7 @@ def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> Factors:
     for arrival in arrivals:
         key = arrival.site.key
         made = tape.factors_of(arrival)
-        if made or arrival.grad.any():
+        if made or made is None or arrival.grad.any():
             found[key, counts[key]] = made
         counts[key] += 1
     return found

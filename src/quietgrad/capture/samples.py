@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,7 @@ class InputLayout:
                 return _like(tree, [_copied(tree[place]) for place in places])
             return None
 
-        return lambda tree: rebuild(tree, choose)
+        return lambda arguments: rebuild_arguments(arguments, choose)
 
     def _is_per_sample(self, entries: Any) -> bool:
         if len(entries) != self.batch or isinstance(entries, torch.Size):
@@ -99,7 +101,18 @@ def _copied(entry: Any) -> Any:
     return rebuild(entry, lambda tree: copy_tensor(tree) if isinstance(tree, Tensor) else None)
 
 
-def copy_arguments(tree: Any) -> Any:
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by place, and by name."""
+
+
+def rebuild_arguments(arguments: Arguments, choose: Callable[[Any], Any]) -> Arguments:
+    """Each of them by itself: there may be as many as there are samples."""
+    args, kwargs = arguments
+    by_name = {name: rebuild(value, choose) for name, value in kwargs.items()}
+    return tuple(rebuild(value, choose) for value in args), by_name
+
+
+def copy_arguments(arguments: Arguments) -> Arguments:
     """Arguments whose tensors, arrays and containers nobody else can write to."""
 
     def own(part: Any) -> Any:
@@ -107,7 +120,7 @@ def copy_arguments(tree: Any) -> Any:
             return copy_tensor(part)
         return part.copy() if isinstance(part, np.ndarray) else None
 
-    return rebuild(tree, own)
+    return rebuild_arguments(arguments, own)
 
 
 def rebuild(tree: Any, choose: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -132,7 +145,33 @@ def rebuild(tree: Any, choose: Callable[[Any], Any], depth: int = 0) -> Any:
         for key, child in list(tree.items()):
             result[key] = rebuild(child, choose, depth + 1)
         return result
+    if isinstance(tree, FunctionType):
+        return _rebuild_function(tree, choose, depth)
+    if isinstance(tree, partial):
+        inner = rebuild((tree.func, tree.args, dict(tree.keywords)), choose, depth + 1)
+        return partial(inner[0], *inner[1], **inner[2])
     return _rebuild_object(tree, choose, depth)
+
+
+def _rebuild_function(function: FunctionType, choose: Callable[[Any], Any], depth: int) -> Any:
+    """One that closes over other values."""
+    if not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            cells.append(CellType(rebuild(cell.cell_contents, choose, depth + 1)))
+        except ValueError:  # an empty one
+            cells.append(cell)
+    made = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def _rebuild_object(value: Any, choose: Callable[[Any], Any], depth: int) -> Any:
@@ -159,10 +198,11 @@ def _like(entries: Any, children: list[Any]) -> Any:
     return children
 
 
-def list_input_layouts(arguments: Any, batch: int) -> list[InputLayout]:
+def list_input_layouts(arguments: Arguments, batch: int) -> list[InputLayout]:
     """Those that are possible for these arguments, the most natural ones first."""
-    lists = list(lists_of(batch, arguments))
-    tensors = list(_all_tensors(arguments))
+    each = (*arguments[0], *arguments[1].values())
+    lists = [entries for argument in each for entries in lists_of(batch, argument)]
+    tensors = _all_tensors(arguments)
     if not lists:
         found = _of_tensors(tensors, batch)
         if not found and _has_sides(arguments, batch):
@@ -178,34 +218,32 @@ def list_input_layouts(arguments: Any, batch: int) -> list[InputLayout]:
     return layouts
 
 
-def _all_tensors(tree: Any, depth: int = 0) -> Iterator[Tensor]:
+def _all_tensors(arguments: Arguments) -> list[Tensor]:
     """Also those in attributes of plain objects."""
     found: list[Tensor] = []
 
-    def note(part: Any) -> Any:
+    def note(part: Any) -> None:
         if isinstance(part, Tensor):
             found.append(part)
-        return None
 
-    rebuild(tree, note)
-    yield from found
+    rebuild_arguments(arguments, note)
+    return found
 
 
-def _has_sides(tree: Any, batch: int) -> bool:
+def _has_sides(arguments: Arguments, batch: int) -> bool:
     """Whether a sequence without tensors, or an array, is as long as the batch."""
     sides = []
 
-    def note(part: Any) -> Any:
+    def note(part: Any) -> None:
         is_side = isinstance(part, (list, tuple, np.ndarray)) and not isinstance(part, torch.Size)
         if is_side and len(part) == batch:
             sides.append(part)
-        return None
 
-    rebuild(tree, note)
+    rebuild_arguments(arguments, note)
     return bool(sides)
 
 
-def count_rows(arguments: Any) -> int | None:
+def count_rows(arguments: Arguments) -> int | None:
     """The number of rows in the first dimension of all tensors that have one; None if they differ.
 
     For a part of a model that is called with some of the samples only.

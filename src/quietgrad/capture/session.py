@@ -22,7 +22,7 @@ from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.model_state import AttributeWatch, ModelState, preserve_state
-from quietgrad.capture.parameters import ParameterTable, Provenance
+from quietgrad.capture.parameters import ParameterTable, Provenance, WeightWatch
 from quietgrad.capture.refusals import (
     check_losses,
     check_module,
@@ -80,7 +80,7 @@ class Capture:
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._model, self._devices = model, find_devices(model)
-        self._attributes = AttributeWatch(model)
+        self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
         self._call: ModelCall | None = None
         self._handled: BaseException | None = None
@@ -121,6 +121,8 @@ class Capture:
         """
         remove_mode(self._mode)
         self._is_capturing = self._is_paused = self._is_repeating = False
+        if batch is None:
+            self._weights.end()
         self._is_out, batch = batch is not None, batch or 1
         self._call = None
         self._mode.frames.clear()
@@ -194,9 +196,16 @@ class Capture:
             )
         return now
 
+    def begin_batch(self, *, thorough: bool) -> None:
+        """A logical batch is handed out: weights are not to be written until its step."""
+        self._weights.begin(thorough=thorough)
+
     def require_unwritten(self) -> None:
         """Refuse buffers and weights that were written while the samples of a batch were out."""
         self._refuse_written_buffers()
+        name = self._weights.find_written()
+        if name is not None:
+            raise raw_data_refusal(name)
 
     def note_refusal(self, error: QuietgradError) -> None:
         """Something was refused, also if the model catches it; not if it is only tried out."""

@@ -18,7 +18,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Dense, Factor
+from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -193,16 +193,20 @@ class Tape:
         """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
         return None if self.recomputes else [self.token, *leaves]
 
-    def factors_of(self, arrival: Arrival) -> list[Factor]:
-        """One for each use at the site; none if its rows belong to nobody that is known."""
+    def factors_of(self, arrival: Arrival) -> list[Factor] | None:
+        """One for each use at the site.
+
+        None if its rows may belong to samples in several ways, all of them exact for the gradients
+        that came here, but perhaps not for others. Empty if no gradient has come here yet.
+        """
         site, grad, saved = arrival
         if self.batch > 1 and not self.layouts.knows(site.key):
             return []
         left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
+        if self.batch > 1 and len(left) > 1:
+            return None
         layout = self._layout(site, grad, left)
-        made = [use.make(layout, grad, *saved) for use in site.uses]
-        # Where several layouts are left, they give the same gradients, and not the same factors.
-        return made if len(left) == 1 else [Dense(factor.materialize()) for factor in made]
+        return [use.make(layout, grad, *saved) for use in site.uses]
 
     def running_probe(self) -> Probe | None:
         """The probe that is being back-propagated; None if none is."""
@@ -217,6 +221,10 @@ class Tape:
         self._entries.clear()
         self._derived.clear()
         self._sink = None
+
+    def is_argument(self, tensor: Tensor) -> bool:
+        """Whether the model was called with it."""
+        return any(call.was_given(tensor) for call in self.calls)
 
     def owns(self, site: Any) -> bool:
         """Whether it is one of this recording, and not of one from before."""

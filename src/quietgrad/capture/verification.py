@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -86,7 +86,7 @@ def summarize_graph(
     links: set[tuple[str, ...]] = set()
     selects = False
     for node in _nodes(losses):
-        _refuse_parameter(node, describe)
+        _refuse_leaf(node, tape, describe)
         _refuse_stray(node, tape)
         children = [child for child, _ in node.next_functions if child is not None]
         links.add((_label(node, batch), *(_label(child, batch) for child in children)))
@@ -94,8 +94,9 @@ def summarize_graph(
     return frozenset(links), selects
 
 
-def _nodes(losses: Tensor) -> Iterator[Any]:
-    seen = {losses.grad_fn}
+def _nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """All nodes of a graph, but for those that are only behind its ``ends``."""
+    seen = {losses.grad_fn, *ends}
     stack: list[Any] = [losses.grad_fn]
     while stack:
         node = stack.pop()
@@ -106,16 +107,27 @@ def _nodes(losses: Tensor) -> Iterator[Any]:
                 stack.append(child)
 
 
-def _refuse_parameter(node: Any, describe: Callable[[nn.Parameter], str]) -> None:
+def _refuse_leaf(node: Any, tape: Tape, describe: Callable[[nn.Parameter], str]) -> None:
+    """What would receive a gradient that is neither clipped nor covered by noise."""
     variable = getattr(node, "variable", None)
-    if isinstance(variable, nn.Parameter):
+    if variable is None or variable is tape.token:
+        return
+    if not isinstance(variable, nn.Parameter):
+        if tape.is_argument(variable) or (variable.ndim and len(variable) == tape.batch):
+            return  # data: nothing is sent there
         raise EscapedGradientError(
-            f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
-            "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
-            "inside something that hides from the capture, the model ran in eval mode, or it "
-            "belongs to a criterion and not to the model. Use parameters only inside a forward "
-            "called as model(...), after model.train()."
+            f"a tensor of shape {tuple(variable.shape)} that requires gradients is no parameter of "
+            "the model: its gradient would be the sum over all samples, without clipping and "
+            "without noise. Register it in the model as nn.Parameter and use it inside the "
+            "forward, or detach it."
         )
+    raise EscapedGradientError(
+        f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
+        "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
+        "inside something that hides from the capture, the model ran in eval mode, or it "
+        "belongs to a criterion and not to the model. Use parameters only inside a forward "
+        "called as model(...), after model.train()."
+    )
 
 
 def _refuse_stray(node: Any, tape: Tape) -> None:
@@ -183,24 +195,33 @@ class Verifier:
             _settle_layouts(tape, losses)
         elif tape.batch == 1:
             if tape.verify:
-                self._examine(tape, tape.probe(losses, _ask_all(losses)), is_new=False)
+                self._examine(tape, losses, tape.probe(losses, _ask_all(losses)), is_new=False)
         elif tape.verify or kind not in self._known or tape.is_unsettled():
-            self._examine(tape, probe_layouts(tape, losses), is_new=kind not in self._known)
+            whole = probe_layouts(tape, losses)
+            self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
             return True
         elif selects_rows:
             probe_layouts(tape, losses)
         return tape.verify and tape.batch == 1
 
-    def _examine(self, tape: Tape, whole: Sequence[Arrival], *, is_new: bool) -> None:
+    def _examine(
+        self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
+    ) -> None:
         """Repeat every call of the model."""
         self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
+        for call in tape.calls:
+            call.note_transient()
         only = len(tape.calls) == 1
+        ends = {node for call in tape.calls for node in call.ends}
+        is_bypassed = losses.grad_fn not in ends and any(
+            hasattr(node, "site") for node in _nodes(losses, ends)
+        )
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 own = [e for e in whole if e.site.call == number or (only and call.with_gradients)]
                 factors = factors_by_site(tape, own)
-                recorded = RecordedCall(call, factors, recapture, tape.batch)
+                recorded = RecordedCall(call, factors, recapture, tape.batch, is_bypassed)
                 if tape.batch == 1:
                     check_single(recorded)
                 else:

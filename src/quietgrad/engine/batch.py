@@ -389,8 +389,15 @@ class BatchIterator:
         return True
 
     def _yield_micro_batches(self) -> Iterator[Any]:
+        is_first = True
         for size, content in self._accumulator.micro_batches(self._require_usable):
-            self._capture.begin(size, verify=self._is_verification_due(size))
+            is_due = self._is_verification_due(size)
+            if is_first:
+                self._capture.begin_batch(thorough=is_due)
+            else:
+                self._capture.require_unwritten()
+            self._capture.begin(size, verify=is_due)
+            is_first = False
             yield content
 
     def _is_verification_due(self, samples: int) -> bool:

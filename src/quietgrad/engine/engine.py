@@ -520,6 +520,7 @@ class PrivacyEngine:
         self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
         with self._violations.watched():
             self._capture.check_trainable_set()
+            self._capture.require_unwritten()
             self._update.require_same_parameters()
             check_sums(self._batch.sums, self.groups, self._clipping, batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent.

@@ -124,15 +124,17 @@ class Stamp:
 
     def differs(self) -> bool:
         """Whether one of them has been written to."""
-        if any(version_of(tensor) != version for tensor, version in self._seen):
-            return True
-        if self._contents is None:
-            return False
-        now = [_content(tensor) for tensor, _ in self._seen]
-        return not all(
-            torch.equal(one.nan_to_num(), other.nan_to_num())
-            for one, other in zip(self._contents, now, strict=True)
-        )
+        return self.find_changed() is not None
+
+    def find_changed(self) -> int | None:
+        """The place of the first one that has been written to; None if there is none."""
+        for place, (tensor, version) in enumerate(self._seen):
+            if version_of(tensor) != version:
+                return place
+        for place, before in enumerate(self._contents or ()):
+            if not torch.equal(before.nan_to_num(), _content(self._seen[place][0]).nan_to_num()):
+                return place
+        return None
 
 
 class TensorFactor(Factor):

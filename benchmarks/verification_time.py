@@ -64,7 +64,7 @@ def settle_only(self: Any, tape: Any, losses: Tensor) -> None:
 def switched_off() -> Iterator[None]:
     verify, is_due = verification.Verifier.verify, BatchIterator._is_verification_due
     verification.Verifier.verify = settle_only  # type: ignore[method-assign]
-    BatchIterator._is_verification_due = lambda self: False  # type: ignore[method-assign]
+    BatchIterator._is_verification_due = lambda self, samples: False  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ def switched_off() -> Iterator[None]:
 @contextmanager
 def always_due() -> Iterator[None]:
     is_due = BatchIterator._is_verification_due
-    BatchIterator._is_verification_due = lambda self: True  # type: ignore[method-assign]
+    BatchIterator._is_verification_due = lambda self, samples: True  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -246,31 +246,44 @@ def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     return _is_within(left, right, info.eps * (2 if info.bits == 16 else 64))
 
 
-def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64, floor: float = 0.0) -> bool:
-    """Whether runs of different sizes gave the same: kernels round far more differently then.
-
-    Differences up to ``floor`` are taken for rounding.
-    """
+def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
+    """Whether runs of different sizes gave the same: kernels round far more differently then."""
     if left.squeeze().shape != right.squeeze().shape:
         return False
     if not _has_digits(left):
         return torch.equal(left.squeeze(), right.squeeze())
-    # A factor or a shift is far larger still.
-    tolerance = {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(left.dtype).bits), 0.1)
-    return _is_within(left, right.view_as(left), tolerance, floor)
+    return _is_within(left, right.reshape(left.shape), _tolerance_across_sizes(left, bits))
+
+
+def agree_by_sample(left: Tensor, right: Tensor, bits: int, floor: float) -> bool:
+    """The same for gradients, ``[B, ...]``, by their norms; less than ``floor`` is rounding."""
+    if left.shape != right.shape:
+        return False
+    if not _has_digits(left):
+        return torch.equal(left, right)
+    ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
+    apart, size = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones))
+    allowed = _tolerance_across_sizes(left, bits) * size + floor * ones.shape[1] ** 0.5
+    is_within = apart.le(allowed) | ~size.isfinite()
+    return bool(is_within.all())
+
+
+def _tolerance_across_sizes(tensor: Tensor, bits: int) -> float:
+    """A factor or a shift is far larger."""
+    return {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(tensor.dtype).bits), 0.1)
 
 
 def _has_digits(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _is_within(left: Tensor, right: Tensor, tolerance: float, floor: float = 0.0) -> bool:
+def _is_within(left: Tensor, right: Tensor, tolerance: float) -> bool:
     """Whether entries differ by no more than rounding, relative to what they may be summed from."""
     left, right = left.detach(), right.detach()
     if left.is_complex():
         left, right = torch.view_as_real(left), torch.view_as_real(right)
     ones, others = (t.double().reshape(-1, t.shape[-1] if t.ndim else 1) for t in (left, right))
-    allowed = tolerance * (ones.abs() + _SUMMANDS * _scales(ones)) + floor
+    allowed = tolerance * (ones.abs() + _SUMMANDS * _scales(ones))
     apart = (ones - others).abs()
     same = ones.eq(others) | (ones.isnan() & others.isnan())
     return bool((same | apart.le(allowed)).all())

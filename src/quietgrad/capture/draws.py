@@ -107,7 +107,7 @@ class DrawRecorder(TorchDispatchMode):
             self.drawn.append(slopes)
             return _leak(func, args, slopes)
         output = func(*args, **(kwargs or {}))
-        if _is_draw(func):
+        if is_draw(func):
             drawn = output[1] if func in _DROPOUTS else output
             self.drawn.append(drawn.clone())
         return output
@@ -140,7 +140,7 @@ class DrawReplayer(TorchDispatchMode):
         if func in _LEAKY:
             return _leak(func, args, self._given(torch.empty_like(args[0])))
         output = func(*args, **(kwargs or {}))
-        if not _is_draw(func):
+        if not is_draw(func):
             return output
         if func in _DROPOUTS:
             mask = output[1].copy_(self._given(output[1]))
@@ -173,7 +173,8 @@ _DROPOUTS = (torch.ops.aten.native_dropout.default,)
 _LEAKY = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noise_.default)
 
 
-def _is_draw(func: Callable[..., Any]) -> bool:
+def is_draw(func: Callable[..., Any]) -> bool:
+    """Whether an operation draws, and returns what it drew."""
     is_seeded = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
     return bool(is_seeded) and func not in _ATTENTION
 

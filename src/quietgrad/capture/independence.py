@@ -10,7 +10,7 @@ parameter for them, must be what the call itself gave.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quietgrad.capture.compare import (
     agree,
-    agree_across_sizes,
+    agree_by_sample,
     coarsest_bits,
     replace_others,
     tensors_in,
@@ -131,17 +131,17 @@ def _change_values(arguments: Arguments, *, scale: float) -> Arguments:
     return rebuild_arguments(arguments, change)
 
 
-def _random_half(count: int) -> Tensor:
-    """A mask of the samples that are kept."""
-    half = torch.zeros(count, dtype=torch.bool)
-    half[_random_order(count)[: (count + 1) // 2]] = True
-    return half
-
-
 def _random_order(count: int) -> Tensor:
     generator = torch.Generator()
     generator.seed()
     return torch.randperm(count, generator=generator)
+
+
+def _at_least_two(samples: Tensor, count: int) -> Tensor:
+    """These samples, or all and one of them twice: a batch of one may be run differently."""
+    if len(samples) > 1:
+        return samples
+    return torch.cat([torch.arange(count).flip(0), torch.tensor([count - 1])])
 
 
 def _separating_halves(count: int) -> list[Tensor]:
@@ -150,11 +150,13 @@ def _separating_halves(count: int) -> list[Tensor]:
     Each sample is in another selection of half of the masks, and none of these holds another.
     """
     masks = next(n for n in range(2, count + 2) if math.comb(n, n // 2) >= count)
-    chosen = islice(combinations(range(masks), masks // 2), count)
+    chosen = islice(combinations(range(masks), (masks + 1) // 2), count)
     kept = torch.zeros(masks, count, dtype=torch.bool)
     for sample, which in zip(_random_order(count).tolist(), chosen, strict=True):
         kept[list(which), sample] = True
-    return [mask for mask in kept if mask.any()]
+    # The first one is used most: it is to be as near to half of the samples as any.
+    balanced = sorted(kept, key=lambda mask: abs(2 * int(mask.sum()) - count))
+    return [mask for mask in balanced if mask.any()]
 
 
 class _Examination:
@@ -169,7 +171,7 @@ class _Examination:
 
     def find_complaint(self, *, is_new: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
-        kept = _random_half(self.recorded.batch)
+        kept, *others = _separating_halves(self.recorded.batch)
         run, is_same = self._replace_others(kept, self._drawn)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
@@ -181,7 +183,7 @@ class _Examination:
         if complaint := self._find_place_dependence(kept.nonzero().flatten()):
             return complaint
         if is_new and not self._drawn.has_hidden:
-            if self._mixes_any():
+            if not self._replace_others(~kept)[1] or self._mixes_any(others):
                 return self._explain(_mixed(self._kind))
             if self._moves_any():
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
@@ -207,9 +209,9 @@ class _Examination:
         run = self.run(self.layout.select(samples), samples, mode, backward=backward)
         return run, self._agrees(run, rest, rest, backward=backward)
 
-    def _mixes_any(self) -> bool:
-        """Whether some sample notices that another one is replaced, whichever two they are."""
-        for kept in _separating_halves(self.recorded.batch):
+    def _mixes_any(self, halves: Sequence[Tensor]) -> bool:
+        """Whether some of these samples notice that the others are replaced."""
+        for kept in halves:
             run, is_same = self._replace_others(kept, backward=False)
             if not is_same:
                 return True
@@ -223,7 +225,8 @@ class _Examination:
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        moves = [self._everyone[1:], _random_order(len(self._everyone))[:-1]]
+        fewer = self._everyone[1:], _random_order(len(self._everyone))[:-1]
+        moves = [_at_least_two(samples, self.recorded.batch) for samples in fewer]
         moves += [] if drawn.drawn else [self._everyone.roll(1)]
         return not all(
             self._is_same_for(samples, drawn, backward=False) is not False for samples in moves
@@ -249,9 +252,10 @@ class _Examination:
 
     def _find_place_dependence(self, kept: Tensor) -> QuietgradError | None:
         """What changes for these samples when they are alone, in another order."""
-        if self._is_same_for(kept[_random_order(len(kept))], self._drawn) is not False:
+        samples = _at_least_two(kept[_random_order(len(kept))], self.recorded.batch)
+        if self._is_same_for(samples, self._drawn) is not False:
             return None
-        if self._mixes_any():
+        if self._mixes_any(_separating_halves(self.recorded.batch)):
             return self._explain(_mixed(self._kind))
         return self._explain((_placed if self._is_moved() else _counted)(self._kind))
 
@@ -366,7 +370,7 @@ class _Examination:
         same: Callable[[Tensor, Tensor], bool] = partial(agree, bits=self._bits)
         if run.batch != self.recorded.batch:
             floor = _FLOOR * self._largest_gradient
-            same = partial(agree_across_sizes, bits=self._bits, floor=floor)
+            same = partial(agree_by_sample, bits=self._bits, floor=floor)
         for key in before.keys() | run.factors.keys():
             ones, others = before.get(key, []), run.factors.get(key, [])
             if ones is None or others is None:

@@ -224,9 +224,14 @@ def repeat(
     """
     args, kwargs = choose((call.args, call.kwargs))
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-    with call.circumstances(), recapture(batch) as tape, mode or nullcontext():
-        outputs = parse_output(call.model(*args, **kwargs))
-        arrivals = _propagate(tape, seeds(outputs), inner) if seeds is not None else []
+    mode = mode or nullcontext()
+    with call.circumstances(), recapture(batch) as tape:
+        with mode:
+            outputs = parse_output(call.model(*args, **kwargs))
+        arrivals = []
+        if seeds is not None:
+            with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
+                arrivals = _propagate(tape, seeds(outputs), inner)
         factors, grads = factors_by_site(tape, arrivals), tuple(tensor.grad for tensor in inner)
         held = None if call.after is None else copy_values(call.model)
         return Execution(batch, outputs, factors, grads, held)

@@ -18,6 +18,7 @@ from torch.overrides import (
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
+from quietgrad.capture.collation import Collation
 from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
@@ -113,11 +114,17 @@ class Capture:
         if next(reversed(module._forward_hooks)) != after:
             module._forward_hooks[after] = module._forward_hooks.pop(after)
 
-    def begin(self, batch: int | None = None, *, verify: bool = False) -> None:
+    def begin(
+        self,
+        batch: int | None = None,
+        *,
+        verify: bool = False,
+        collation: Collation | None = None,
+    ) -> None:
         """Begin a recording for ``batch`` samples; what ran before, interrupted too, is forgotten.
 
         None if no samples are out. With ``verify`` the coming backward pass first verifies that
-        samples are independent.
+        samples are independent, also as they were put together by ``collation``.
         """
         remove_mode(self._mode)
         self._is_capturing = self._is_paused = self._is_repeating = False
@@ -131,6 +138,7 @@ class Capture:
         self._provenance.watch.begin()
         self._attributes.begin(looking=verify)
         self._tape = Tape(self._layouts, self._provenance, batch, verify=verify)
+        self._tape.collation = collation
 
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
         """One backward pass of ``scale * losses[B]``; every parameter's factor goes to ``sink``.
@@ -221,6 +229,7 @@ class Capture:
         if outermost:
             self._handled = sys.exception()  # of whatever the model is called in
         frames.append(Frame(path))
+        self._tape.is_checkpointed |= frames[-1].checkpoint is not None
         has_gradients = torch.is_grad_enabled()
         if outermost and (has_gradients or self._is_out) and self._when():
             self._stay_outermost(module)

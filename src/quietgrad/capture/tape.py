@@ -22,6 +22,7 @@ from quietgrad.factors.base import Factor
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
+    from quietgrad.capture.collation import Collation
     from quietgrad.capture.layout import LayoutTable, SiteKey
     from quietgrad.capture.parameters import Derived, Provenance, Target, Use
     from quietgrad.capture.repetition import ModelCall
@@ -85,7 +86,7 @@ class Tape:
         self.layouts, self.provenance = layouts, provenance
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
-        self.recomputes = self.reads_numbers = False
+        self.recomputes = self.is_checkpointed = self.reads_numbers = False
         self.phase = TapePhase.FORWARD
         self._sites: list[Site] = []
         self._all_told_apart = False
@@ -99,6 +100,7 @@ class Tape:
         self._derived: dict[int, Derived] = {}
         self.functions: set[Callable[..., Any]] = set()
         self.calls: list[ModelCall] = []
+        self.collation: Collation | None = None
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends neither on data nor on trainable parameters."""
@@ -217,6 +219,7 @@ class Tape:
         self.phase = TapePhase.CLOSED
         self._sites.clear()
         self.calls.clear()
+        self.collation = None
         self._factors.clear()
         self._entries.clear()
         self._derived.clear()

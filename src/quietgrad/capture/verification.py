@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
@@ -226,6 +227,8 @@ class Verifier:
                     check_single(recorded)
                 else:
                     check_independence(recorded, is_new=is_new)
+                    if tape.collation is not None:
+                        check_collation(recorded, tape.collation)
         tape.calls.clear()  # and what they hold of the model's state
 
 

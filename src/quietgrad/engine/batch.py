@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from quietgrad.capture.collation import Collation
 from quietgrad.errors import (
     BoundError,
     BudgetExhaustedError,
@@ -52,12 +53,10 @@ class Progress:
             )
         self._sizes, self._fetched, self._propagated = tuple(micro_sizes), 0, 0
 
-    def fetch(self) -> int:
-        """The next micro-batch is handed out; its size."""
-        assert self._sizes is not None
+    def fetch(self) -> None:
+        """The next micro-batch is handed out."""
         self.require_none_passed_over()
         self._fetched += 1
-        return self._sizes[self._fetched - 1]
 
     def require_none_passed_over(self) -> None:
         """Refuse to go on before what was handed out has been back-propagated."""
@@ -217,8 +216,8 @@ class BatchAccumulator:
         self._is_adding = self._is_spent = False
         self._progress.begin(batch.micro_sizes)
 
-    def micro_batches(self, require_usable: Callable[[], None]) -> Iterator[tuple[int, Any]]:
-        """The micro-batches in order, each with its number of samples.
+    def micro_batches(self, require_usable: Callable[[], None]) -> Iterator[tuple[list[int], Any]]:
+        """The micro-batches in order, each with the indices of its samples.
 
         Args:
             require_usable: asked before each, and at the end: what a violated guard found is the
@@ -226,9 +225,10 @@ class BatchAccumulator:
         """
         batch = self._batch
         assert batch is not None
-        for content in batch:
+        for indices, content in zip(batch.indices, batch, strict=False):  # it may be discarded
             require_usable()
-            yield self._progress.fetch(), content
+            self._progress.fetch()
+            yield indices, content
         if self._batch is batch:
             require_usable()
             # Also the end must find all of them done, or a batch that is unpacked would be lost.
@@ -390,15 +390,23 @@ class BatchIterator:
 
     def _yield_micro_batches(self) -> Iterator[Any]:
         is_first = True
-        for size, content in self._accumulator.micro_batches(self._require_usable):
-            is_due = self._is_verification_due(size)
+        for indices, content in self._accumulator.micro_batches(self._require_usable):
+            is_due = self._is_verification_due(len(indices))
             if is_first:
                 self._capture.begin_batch(thorough=is_due)
             else:
                 self._capture.require_unwritten()
-            self._capture.begin(size, verify=is_due)
+            collation = self._collation(indices, content) if is_due else None
+            self._capture.begin(len(indices), verify=is_due, collation=collation)
             is_first = False
             yield content
+
+    def _collation(self, indices: Sequence[int], content: Any) -> Collation | None:
+        """How the micro-batch was collated, if not by torch's default, which pads nothing."""
+        loader = self._state.loader
+        if loader.collate_fn is None:
+            return None
+        return Collation(content, indices, loader.dataset.__getitem__, loader.collate_fn)
 
     def _is_verification_due(self, samples: int) -> bool:
         return self._schedule.is_due(samples)

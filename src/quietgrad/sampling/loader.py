@@ -26,22 +26,24 @@ class LogicalBatch:
         micro_sizes: the number of samples in each micro-batch; empty if none were drawn.
         pass_number: the pass over the data that the batch belongs to, from 0.
         step: its position in that pass, from 0.
+        indices: of the samples in each micro-batch; as private as they are.
     """
 
     def __init__(
         self,
-        micro_sizes: list[int],
+        indices: list[list[int]],
         micro_batches: Iterator[Any],
         *,
         pass_number: int,
         step: int,
     ) -> None:
-        self.micro_sizes = micro_sizes
-        self.size = sum(micro_sizes)
+        self.indices = indices
+        self.micro_sizes = [len(each) for each in indices]
+        self.size = sum(self.micro_sizes)
         self.pass_number = pass_number
         self.step = step
         self._micro_batches = micro_batches
-        self._remaining = len(micro_sizes)
+        self._remaining = len(indices)
         self._started = False
         self._is_broken = False
 
@@ -111,8 +113,8 @@ class Lookahead:
     """The draws of one pass, made one by one for two readers of different speed.
 
     A data loader's workers run ahead and take lists of indices; the training loop follows and takes
-    the sizes. If a draw fails, the workers find the pass at its end, and the training loop gets the
-    error once it comes to that draw: the batches before it were in order.
+    them by logical batch. If a draw fails, the workers find the pass at its end, and the training
+    loop gets the error once it comes to that draw: the batches before it were in order.
 
     Args:
         draws: the indices of each logical batch, split into micro-batches.
@@ -122,7 +124,7 @@ class Lookahead:
         self._draws = draws
         self._failure: Exception | None = None
         self._indices: deque[list[int]] = deque()
-        self._sizes: deque[list[int]] = deque()
+        self._batches: deque[list[list[int]]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of indices, one per micro-batch: what a DataLoader asks of a batch sampler."""
@@ -130,10 +132,10 @@ class Lookahead:
             if self._indices:
                 yield self._indices.popleft()
 
-    def sizes(self) -> Iterator[list[int]]:
-        """Sizes of the micro-batches, one list per logical batch."""
-        while self._sizes or self._advance():
-            yield self._sizes.popleft()
+    def batches(self) -> Iterator[list[list[int]]]:
+        """Indices by micro-batch, one list per logical batch."""
+        while self._batches or self._advance():
+            yield self._batches.popleft()
         if self._failure is not None:
             try:
                 raise self._failure
@@ -151,7 +153,7 @@ class Lookahead:
         if micro_batches is None:
             return False
         self._indices.extend(micro_batches)
-        self._sizes.append([len(indices) for indices in micro_batches])
+        self._batches.append(micro_batches)
         return True
 
 
@@ -280,7 +282,7 @@ class BatchLoader:
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
         self._lengths = None if lengths is None else check_lengths(lengths, draws.population)
-        self._dataset = dataset
+        self._dataset, self._collate_fn = dataset, collate_fn
         self.draws = draws
         self.physical_batch_size = physical_batch_size
         self._seed = None if seed is None else require_count("seed", seed, at_least=0)
@@ -301,6 +303,11 @@ class BatchLoader:
     def dataset(self) -> Dataset[Any]:
         """As passed."""
         return self._dataset
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Any] | None:
+        """As passed."""
+        return self._collate_fn
 
     def __iter__(self) -> Iterator[LogicalBatch]:
         start, self._next = self._next, self._next.next_pass()
@@ -358,11 +365,9 @@ class BatchLoader:
         """One pass, from a step on."""
         ahead = Lookahead(map(self._split, check_indices(self.draws, key, start.step)))
         micro_batches = iter(self._data_loader(ahead, start))
-        for step, micro_sizes in enumerate(ahead.sizes(), start.step):
+        for step, indices in enumerate(ahead.batches(), start.step):
             _require_same_process(process)
-            batch = LogicalBatch(
-                micro_sizes, micro_batches, pass_number=start.pass_number, step=step
-            )
+            batch = LogicalBatch(indices, micro_batches, pass_number=start.pass_number, step=step)
             yield batch
             if batch.is_broken:
                 raise SamplingError(

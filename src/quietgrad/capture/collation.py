@@ -1,0 +1,280 @@
+"""Whether a sample is the same to the model when it is collated alone and beside another one.
+
+What collates elements may pad them to the longest, and to a model for which padding counts a sample
+then depends on the others of its micro-batch. It may also compute something over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quietgrad.capture.compare import (
+    Node,
+    agree_across_sizes,
+    agree_by_sample,
+    coarsest_bits,
+    is_same,
+    leaves,
+)
+from quietgrad.capture.draws import is_draw, preserve_randomness
+from quietgrad.capture.independence import RecordedCall
+from quietgrad.capture.repetition import Execution, repeat
+from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
+from quietgrad.errors import SampleMixingError
+
+_TRIED = 4  # elements of a micro-batch, of which the shortest and the longest are taken
+_FLOOR = 1e-5
+
+
+@dataclass(frozen=True)
+class Collation:
+    """A micro-batch, and how it was made.
+
+    Attributes:
+        content: what was handed out.
+        indices: of its elements in the data set.
+        load: gives an element of the data set.
+        collate: makes a micro-batch of a list of elements.
+    """
+
+    content: Any
+    indices: Sequence[int]
+    load: Callable[[int], Any]
+    collate: Callable[[list[Any]], Any]
+
+    def find_pair(self) -> tuple[Any, Any] | None:
+        """A short and a long element; None if there are none, or collating draws at random."""
+        generator = torch.Generator()
+        generator.seed()
+        order = torch.randperm(len(self.indices), generator=generator)[:_TRIED].tolist()
+        with preserve_randomness():
+            try:
+                elements = [self.load(self.indices[place]) for place in order]
+                sizes = [_size(self.collate([element, element])) for element in elements]
+                low, high = min(sizes), max(sizes)
+                short = elements[sizes.index(low)]
+                rest = [e for e, size in zip(elements, sizes, strict=True) if size == high]
+                long = next((e for e in rest if e is not short), None)
+                if long is None or not self._is_repeatable([short, long]):
+                    return None
+            except Exception:
+                return None  # elements that cannot be loaded again, or not be collated twice
+        return short, long
+
+    def _is_repeatable(self, elements: list[Any]) -> bool:
+        torch.manual_seed(0)
+        first = self.collate(elements)
+        torch.manual_seed(1)
+        np.random.rand()  # noqa: NPY002  what collates may draw from it
+        return is_same(_parts(first), _parts(self.collate(elements)))
+
+
+def _size(content: Any) -> int:
+    return sum(part.numel() for part in _parts(content) if isinstance(part, Tensor))
+
+
+def _parts(tree: Any) -> list[Any]:
+    """Tensors, arrays and plain values of a structure, in order."""
+    found: list[Any] = []
+
+    def note(part: Any) -> Any:
+        if isinstance(part, (Tensor, np.ndarray)):
+            found.append(part)
+            return part
+        return None
+
+    def walk(part: Any) -> None:
+        if isinstance(part, (list, tuple)):
+            for child in part:
+                walk(child)
+        elif isinstance(part, dict):
+            for child in part.values():
+                walk(child)
+        elif isinstance(part, (bool, int, float, str, bytes, type(None))):
+            found.append(part)
+        else:
+            rebuild(part, note)
+
+    walk(tree)
+    return found
+
+
+def check_collation(recorded: RecordedCall, collation: Collation) -> None:
+    """Refuse a model to which a sample is another one beside a longer one than alone.
+
+    Where the call's arguments cannot be found in what was collated, nothing can be told.
+    """
+    pair = collation.find_pair()
+    if pair is None:
+        return
+    replace_parts = _match(recorded.call.args, recorded.call.kwargs, collation.content)
+    if replace_parts is None:
+        return
+    examination = _Pair(recorded)
+    for first, second in (pair, pair[::-1]):
+        with preserve_randomness():
+            alone = replace_parts(collation.collate([first, first]))
+            beside = replace_parts(collation.collate([first, second]))
+        if alone is None or beside is None or examination.agree(alone, beside):
+            continue
+        raise SampleMixingError(
+            f"what the model ({type(recorded.call.model).__name__}) makes of a sample, or its "
+            "gradients, is something else when the sample is collated beside another one than "
+            "when it is collated alone: padding counts, or collate_fn computes something over all "
+            "its samples. One sample would change the gradients of others. Mask padded places in "
+            "the model (attention_mask, a mean over real places only), pad to a fixed length, and "
+            "compute nothing across samples in collate_fn."
+        )
+
+
+def _match(
+    args: tuple[Any, ...], kwargs: dict[str, Any], content: Any
+) -> Callable[[Any], Arguments | None] | None:
+    """Makes arguments of another content in the way that these were made of this one."""
+    parts = _parts(content)
+    places: dict[int, int] = {}
+    unknown: list[Any] = []
+
+    def find(part: Any) -> Any:
+        same = [place for place, known in enumerate(parts) if _is_part(part, known)]
+        if same:
+            places[id(part)] = next((p for p in same if p not in places.values()), same[0])
+        elif isinstance(part, (Tensor, np.ndarray)) and part.ndim:
+            unknown.append(part)
+        return None
+
+    rebuild_arguments((args, kwargs), find)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (int, float)):
+            find(value)
+    if unknown or not places:
+        return None
+    return partial(_fill_in, (args, kwargs), places, len(parts))
+
+
+def _fill_in(
+    arguments: Arguments, places: dict[int, int], count: int, content: Any
+) -> Arguments | None:
+    """Arguments with their parts, by id, replaced by the parts of ``content`` at these places."""
+    parts = _parts(content)
+    if len(parts) != count:
+        return None
+
+    def choose(part: Any) -> Any:
+        return parts[places[id(part)]] if id(part) in places else None
+
+    def fill(value: Any) -> Any:
+        return choose(value) if id(value) in places else rebuild(value, choose)
+
+    args, kwargs = arguments
+    return tuple(map(fill, args)), {name: fill(value) for name, value in kwargs.items()}
+
+
+def _is_part(part: Any, known: Any) -> bool:
+    if isinstance(part, Tensor) and isinstance(known, Tensor):
+        if part is known:
+            return True
+        alike = part.shape == known.shape and part.dtype == known.dtype
+        return alike and torch.equal(part.detach().cpu(), known.cpu())
+    if isinstance(part, np.ndarray) and isinstance(known, np.ndarray):
+        return part is known or is_same(part, known)
+    return part is known and isinstance(part, (int, float))
+
+
+class _Pair:
+    """Runs of one sample beside itself and beside another one, which comes second."""
+
+    def __init__(self, recorded: RecordedCall) -> None:
+        self._recorded, self._call = recorded, recorded.call
+
+    def agree(self, alone: Arguments, beside: Arguments) -> bool:
+        """Whether the first sample gets the same in both."""
+        try:
+            first = self._run(alone, None)
+            other = self._run(beside, first)
+        except Exception:
+            return True  # a model that does not run with so few says so in its own way
+        bits = coarsest_bits(self._call.model.parameters())
+        pairs = list(zip(leaves(first.outputs), leaves(other.outputs), strict=False))
+        if not all(_agree_on_first(one, two, bits) for one, two in pairs):
+            return False
+        return self._same_gradients(first, other, bits)
+
+    def _run(self, arguments: Arguments, like: Execution | None) -> Execution:
+        shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
+
+        def seeds(outputs: Node) -> list[tuple[Tensor, Tensor]]:
+            return [
+                (tensor, _seed(tensor, shapes[place] if shapes else tensor.shape))
+                for place, tensor in enumerate(leaves(outputs))
+                if tensor.requires_grad and tensor.ndim and len(tensor) == 2
+            ]
+
+        call, recapture = self._call, self._recorded.recapture
+        begin = seeds if call.with_gradients else None
+        return repeat(call, lambda _: arguments, 2, begin, recapture, ConstantDraws())
+
+    def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
+        totals: list[tuple[Tensor, Tensor]] = []
+        for key, made in first.factors.items():
+            given = other.factors.get(key)
+            if not made or not given:
+                continue
+            for one, two in zip(made, given, strict=True):
+                weights = torch.tensor([1.0, 0.0], device=two.device)
+                totals.append((one.weighted_sum(weights), two.weighted_sum(weights)))
+        floor = _FLOOR * max(
+            (float(one.abs().max()) for one, _ in totals if one.numel()), default=0
+        )
+        return all(agree_by_sample(one[None], two[None], bits, floor) for one, two in totals)
+
+
+def _seed(output: Tensor, like: torch.Size) -> Tensor:
+    """Fixed numbers for the first sample, where it has places alone too; zero elsewhere."""
+    seed = torch.zeros_like(output)
+    part: Any = (0, *(slice(0, size) for size in like[1:]))
+    values = torch.linspace(-1, 2, max(1, like[1:].numel()), dtype=output.dtype)
+    seed[part] = values[: like[1:].numel()].view(like[1:]).to(output.device)
+    return seed
+
+
+def _agree_on_first(alone: Tensor, beside: Tensor, bits: int) -> bool:
+    """On the places that the first sample has alone, at the beginning or at the end of the row."""
+    if not alone.ndim or not beside.ndim or len(alone) != 2 or len(beside) != 2:
+        return True  # not one row for each sample
+    one, two = alone[0].detach(), beside[0].detach()
+    if one.ndim != two.ndim or any(a > b for a, b in zip(one.shape, two.shape, strict=True)):
+        return False
+    if not one.is_floating_point():
+        return True
+    ends = [tuple(slice(0, size) for size in one.shape)]
+    ends.append(tuple(slice(two.shape[d] - size, None) for d, size in enumerate(one.shape)))
+    return any(agree_across_sizes(one, two[end], bits) for end in ends)
+
+
+class ConstantDraws(TorchDispatchMode):
+    """Every draw is one and the same number, so that batches of different shapes draw alike."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not is_draw(func):
+            return output
+        if isinstance(output, tuple):
+            return args[0].clone(), torch.ones_like(output[1])
+        if func is torch.ops.aten.randperm.default:
+            return output.copy_(torch.arange(len(output)))
+        is_mask = "bernoulli" in str(func) or output.dtype is torch.bool
+        return output.fill_(1 if is_mask else 0.5 if output.is_floating_point() else 0)

@@ -102,9 +102,9 @@ def test_a_loss_at_every_position_is_one_per_sample(implementation):
 def test_no_timed_step_is_verified(count, monkeypatch):
     """But the first is: nothing is known of the model then."""
     verified = []
-    probe = verification._probe_in_full
+    probe = verification.probe_layouts
     monkeypatch.setattr(
-        verification, "_probe_in_full", lambda *given: verified.append(1) or probe(*given)
+        verification, "probe_layouts", lambda *given: verified.append(1) or probe(*given)
     )
     step = Quietgrad().prepare(workloads.resolve("line").build(), count)
     step()

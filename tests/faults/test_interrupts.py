@@ -122,13 +122,15 @@ def test_at_points_of_the_first_step_which_verifies_the_model():
 
 def test_a_batch_that_was_half_added_can_only_be_dropped():
     """Added again, its samples would count twice; released, some would be missing."""
-    engine, model = engine_at_work(grouping="layer-wise")
+    engine, model = engine_at_work(grouping="layer-wise", verification="once")
     for batch in engine.batches():
         x, y = next(batch)
         engine.backward(losses(model, x, y))
         x, y = next(batch)
-        values = losses(model, x.requires_grad_(), y)
-        x.register_hook(_interrupt)  # behind the last layer: the others are added by then
+        # On what the first layer returns: the others are added by then.
+        handle = model[0].register_forward_hook(_interrupt_later)
+        values = losses(model, x, y)
+        handle.remove()
         with pytest.raises(KeyboardInterrupt):
             engine.backward(values)
         with pytest.raises(quietgrad.errors.EngineStateError, match=r"twice.*discard_batch"):
@@ -139,6 +141,10 @@ def test_a_batch_that_was_half_added_can_only_be_dropped():
     steps = engine.steps_taken
     train_once(engine, model)
     assert engine.steps_taken == steps + 1
+
+
+def _interrupt_later(module, args, output):
+    output.register_hook(_interrupt)
 
 
 def _interrupt(_gradient):

@@ -229,8 +229,8 @@ class _Pair:
             if not made or not given:
                 continue
             for one, two in zip(made, given, strict=True):
-                weights = torch.tensor([1.0, 0.0], device=two.device)
-                totals.append((one.weighted_sum(weights), two.weighted_sum(weights)))
+                weights = torch.tensor([1.0, 0.0], device=two.factor.device)
+                totals.append((one.factor.weighted_sum(weights), two.factor.weighted_sum(weights)))
         floor = _FLOOR * max(
             (float(one.abs().max()) for one, _ in totals if one.numel()), default=0
         )
@@ -272,8 +272,9 @@ class ConstantDraws(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         if not is_draw(func):
             return output
-        if isinstance(output, tuple):
-            return args[0].clone(), torch.ones_like(output[1])
+        if not isinstance(output, Tensor):
+            is_dropout = func is torch.ops.aten.native_dropout.default
+            return (args[0].clone(), torch.ones_like(output[1])) if is_dropout else output
         if func is torch.ops.aten.randperm.default:
             return output.copy_(torch.arange(len(output)))
         is_mask = "bernoulli" in str(func) or output.dtype is torch.bool

@@ -241,9 +241,13 @@ def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
         return False
     if not _has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
-    # Kernels may round differently for other values elsewhere in the batch, but hardly more.
-    info = min(torch.finfo(left.dtype), _INFO[bits], key=lambda each: each.bits)
-    return _is_within(left, right, info.eps * (2 if info.bits == 16 else 64))
+    return _is_within(left, right, _tolerance(left, bits))
+
+
+def _tolerance(tensor: Tensor, bits: int) -> float:
+    """Kernels may round differently for other values elsewhere in the batch, but hardly more."""
+    info = min(torch.finfo(tensor.dtype), _INFO[bits], key=lambda each: each.bits)
+    return info.eps * (2 if info.bits == 16 else 64)
 
 
 def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
@@ -255,15 +259,21 @@ def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     return _is_within(left, right.reshape(left.shape), _tolerance_across_sizes(left, bits))
 
 
-def agree_by_sample(left: Tensor, right: Tensor, bits: int, floor: float) -> bool:
-    """The same for gradients, ``[B, ...]``, by their norms; less than ``floor`` is rounding."""
+def agree_by_sample(
+    left: Tensor, right: Tensor, bits: int, floor: float, *, same_size: bool = False
+) -> bool:
+    """The same for what gradients ``[B, ...]`` are made of, by its norms.
+
+    Parts of gradients may be nothing but rounding errors; less than ``floor`` is taken for such.
+    """
     if left.shape != right.shape:
         return False
-    if not _has_digits(left):
+    if not _has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
     ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
     apart, size = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones))
-    allowed = _tolerance_across_sizes(left, bits) * size + floor * ones.shape[1] ** 0.5
+    tolerance = (_tolerance if same_size else _tolerance_across_sizes)(left, bits)
+    allowed = tolerance * size + floor * ones.shape[1] ** 0.5
     is_within = apart.le(allowed) | ~size.isfinite()
     return bool(is_within.all())
 

@@ -91,12 +91,14 @@ class DrawRecorder(TorchDispatchMode):
         drawn: one entry for each draw.
         has_hidden: whether some operation would have drawn for some of its entries only, by their
             values. Here it draws for all.
+        is_complete: whether all that was drawn is recorded; fused attention does not show its
+            dropout.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn: list[Tensor] = []
-        self.has_hidden = False
+        self.has_hidden, self.is_complete = False, True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -108,8 +110,12 @@ class DrawRecorder(TorchDispatchMode):
             return _leak(func, args, slopes)
         output = func(*args, **(kwargs or {}))
         if is_draw(func):
-            drawn = output[1] if func in _DROPOUTS else output
-            self.drawn.append(drawn.clone())
+            if isinstance(output, Tensor) or func in _DROPOUTS:
+                drawn = output[1] if func in _DROPOUTS else output
+                self.drawn.append(drawn.clone())
+            else:
+                rates = [each for each in args if isinstance(each, float) and 0 < each < 1]
+                self.is_complete = self.is_complete and not rates
         return output
 
 
@@ -174,16 +180,8 @@ _LEAKY = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noi
 
 
 def is_draw(func: Callable[..., Any]) -> bool:
-    """Whether an operation draws, and returns what it drew."""
-    is_seeded = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
-    return bool(is_seeded) and func not in _ATTENTION
-
-
-# Attention on accelerators draws for its dropout inside of its kernel.
-_ATTENTION = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
-)
+    """Whether an operation draws at random."""
+    return torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
 
 
 def _slopes(args: tuple[Any, ...]) -> tuple[float, float]:

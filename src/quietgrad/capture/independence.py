@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 
 from quietgrad.capture.compare import (
-    agree,
     agree_by_sample,
     coarsest_bits,
     replace_others,
@@ -40,14 +40,14 @@ from quietgrad.capture.samples import (
     list_input_layouts,
     rebuild_arguments,
 )
+from quietgrad.capture.tape import TargetFactor
 from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
-from quietgrad.factors.base import Factor
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
 
 # Of the largest gradient in a pass: what differs by less between sizes may be rounding.
-_FLOOR = 1e-5
+_FLOOR, _SAME_SIZE_FLOOR = 1e-5, 1e-7
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,8 @@ class _Examination:
         None if that cannot be told: the model is made for one size of batch, or its draws cannot be
         given again to each sample.
         """
+        if not drawn.is_complete:
+            return None
         for major in (True, False) if drawn.drawn else (True,):
             given = DrawReplayer(drawn.drawn, self.recorded.batch, samples, major=major)
             chosen, mode = self.layout.select(samples), given if drawn.drawn else None
@@ -367,26 +369,32 @@ class _Examination:
         return Execution(batch, outputs, self.recorded.factors)
 
     def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
-        same: Callable[[Tensor, Tensor], bool] = partial(agree, bits=self._bits)
-        if run.batch != self.recorded.batch:
-            floor = _FLOOR * self._largest_gradient
-            same = partial(agree_by_sample, bits=self._bits, floor=floor)
+        same_size = run.batch == self.recorded.batch
+        floor = (_SAME_SIZE_FLOOR if same_size else _FLOOR) * self._largest_gradient
+        same = partial(agree_by_sample, bits=self._bits, floor=floor, same_size=same_size)
+        doubtful: set[str] = set()
         for key in before.keys() | run.factors.keys():
             ones, others = before.get(key, []), run.factors.get(key, [])
             if ones is None or others is None:
                 continue
             if len(ones) != len(others):
-                # A site that one of them did not reach must have been silent in the other.
-                chosen = [one.select(old) for one in ones] + [each.select(new) for each in others]
-                if not chosen or any(bool(factor.magnitude().ne(0).any()) for factor in chosen):
+                doubtful.update(name for each in (*ones, *others) for name in each.target.names)
+                continue
+            for one, other in zip(ones, others, strict=True):
+                verdict = _is_same_factor(one.select(old), other.select(new), same)
+                if verdict is False and torch.equal(old, new):
                     return False
-            elif not all(map(partial(_is_same_factor, old, new, same), ones, others)):
-                return False
-        return True
+                doubtful.update(() if verdict else one.target.names)
+        doubtful -= run.unknown
+        pairs = _total(before, doubtful, old), _total(run.factors, doubtful, new)
+        return all(
+            name in pairs[0] and name in pairs[1] and same(pairs[0][name], pairs[1][name])
+            for name in doubtful
+        )
 
     @cached_property
     def _largest_gradient(self) -> float:
-        firsts = [_tensors_of(made[0])[0] for made in self.recorded.factors.values() if made]
+        firsts = [made[0].tensors[0] for made in self.recorded.factors.values() if made]
         sizes = [t.abs().nan_to_num(0.0, 0.0, 0.0).max() for t in firsts if t.numel()]
         return max(map(float, sizes), default=0.0)
 
@@ -401,18 +409,25 @@ class _Examination:
 
 
 def _is_same_factor(
-    old: Tensor, new: Tensor, same: Callable[[Tensor, Tensor], bool], one: Factor, other: Factor
-) -> bool:
-    """Whether gradients of some samples are made of the same tensors, or are the same at least."""
-    chosen, given = one.select(old.to(one.device)), other.select(new.to(other.device))
-    ones, others = _tensors_of(chosen), _tensors_of(given)
+    one: TargetFactor, other: TargetFactor, same: Callable[[Tensor, Tensor], bool]
+) -> bool | None:
+    """Whether two factors are made of the same tensors; None if they are of different shapes."""
+    ones, others = one.tensors, other.tensors
     if [t.shape for t in ones] != [t.shape for t in others]:
-        return same(chosen.materialize(), given.materialize())
+        return None
     return all(map(same, ones, others))
 
 
-def _tensors_of(factor: Factor) -> list[Tensor]:
-    return [tensor for stamp in factor.stamps() for tensor in stamp.tensors]
+def _total(factors: Factors, names: AbstractSet[str], samples: Tensor) -> dict[str, Tensor]:
+    """The gradients of some parameters for some samples, whichever operations they come from."""
+    found: dict[str, Tensor] = {}
+    for made in factors.values():
+        for target, factor in made or ():
+            for name in names & set(target.names):
+                chosen = target.pull(name, factor.select(samples.to(factor.device)))
+                gradient = chosen.materialize()
+                found[name] = found[name] + gradient if name in found else gradient
+    return found
 
 
 def _mixed(kind: str) -> QuietgradError:

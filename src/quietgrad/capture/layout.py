@@ -224,7 +224,11 @@ class OutputLayout:
         self._evidence: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
-        if output.requires_grad:
+        if output.grad_fn is not None:
+            # What enters the model's own graph, behind hooks that the loop may register later.
+            place = output.output_nr
+            output.grad_fn.register_prehook(lambda grads: self._observe(grads[place]))
+        elif output.requires_grad:
             output.register_hook(self._observe)
 
     @property
@@ -258,7 +262,7 @@ class OutputLayout:
         """Drop what strict probes have shown: another kind of probes follows."""
         self._evidence.clear()
 
-    def _observe(self, grad: Tensor) -> None:
+    def _observe(self, grad: Tensor | None) -> None:
         probe = self._probe()
         if probe is None or grad is None:
             return

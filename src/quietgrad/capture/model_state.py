@@ -64,7 +64,7 @@ _NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn
 _LIBRARIES = frozenset(
     "torch numpy scipy transformers timm peft torchvision quietgrad opacus sklearn".split()
 )
-_OWN = ("quietgrad.engine", "quietgrad.capture")  # a module may know its engine
+_OWN = ("quietgrad.engine", "quietgrad.capture", "quietgrad.methods")  # a module may know them
 _DEEPEST = 7
 _MOST_VISITED = 10**5
 _MOST_COMPARED = 2**16  # entries of an array; above, only its identity is

@@ -27,13 +27,13 @@ from quietgrad.capture.model_state import (
     mark_repeating,
 )
 from quietgrad.capture.samples import copy_arguments
-from quietgrad.factors.base import Factor, version_of
+from quietgrad.factors.base import version_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout, SiteKey
-    from quietgrad.capture.tape import Arrival, Tape
+    from quietgrad.capture.tape import Arrival, Tape, TargetFactor
 
-Factors = dict[tuple["SiteKey", int], list[Factor] | None]
+Factors = dict[tuple["SiteKey", int], list["TargetFactor"] | None]
 """The factors at a site for its n-th gradient in a pass, one for each use; None if undecided."""
 
 
@@ -179,6 +179,8 @@ class Execution:
         batch: the number of samples.
         outputs: what it returned.
         factors: of the gradients that arrived.
+        unknown: parameters with gradients at sites that were never probed, so that nobody knows
+            whose they are: the run took another way than the call.
         inner: gradients of those arguments that require them, in order.
         held: attributes and buffers after it, by name; None if they are not compared.
     """
@@ -186,21 +188,25 @@ class Execution:
     batch: int
     outputs: Node
     factors: Factors
+    unknown: frozenset[str] = frozenset()
     inner: tuple[Tensor | None, ...] = ()
     held: dict[str, Any] | None = None
 
 
-def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> Factors:
-    """The factors of a pass; none of gradients that are zero for everybody."""
+def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> tuple[Factors, frozenset[str]]:
+    """The factors of a pass, and the parameters with gradients that belong to nobody known."""
     counts: Counter[SiteKey] = Counter()
     found: Factors = {}
+    unknown: set[str] = set()
     for arrival in arrivals:
         key = arrival.site.key
         made = tape.factors_of(arrival)
-        if made or made is None or arrival.grad.any():
+        if made or made is None:
             found[key, counts[key]] = made
+        elif arrival.grad.any():
+            unknown.update(name for use in arrival.site.uses for name in use.target.names)
         counts[key] += 1
-    return found
+    return found, frozenset(unknown)
 
 
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
@@ -232,9 +238,10 @@ def repeat(
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
                 arrivals = _propagate(tape, seeds(outputs), inner)
-        factors, grads = factors_by_site(tape, arrivals), tuple(tensor.grad for tensor in inner)
+        factors, unknown = factors_by_site(tape, arrivals)
+        grads = tuple(tensor.grad for tensor in inner)
         held = None if call.after is None else copy_values(call.model)
-        return Execution(batch, outputs, factors, grads, held)
+        return Execution(batch, outputs, factors, unknown, grads, held)
 
 
 def _propagate(

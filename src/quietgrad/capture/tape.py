@@ -68,6 +68,22 @@ class Arrival(NamedTuple):
     saved: tuple[Tensor, ...]
 
 
+class TargetFactor(NamedTuple):
+    """A factor, and what it is the gradient of."""
+
+    target: Target
+    factor: Factor
+
+    def select(self, samples: Tensor) -> TargetFactor:
+        """That of some samples."""
+        return TargetFactor(self.target, self.factor.select(samples.to(self.factor.device)))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it is made of, samples first."""
+        return [tensor for stamp in self.factor.stamps() for tensor in stamp.tensors]
+
+
 class TapePhase(Enum):
     """What a gradient that arrives at a site means."""
 
@@ -195,7 +211,7 @@ class Tape:
         """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
         return None if self.recomputes else [self.token, *leaves]
 
-    def factors_of(self, arrival: Arrival) -> list[Factor] | None:
+    def factors_of(self, arrival: Arrival) -> list[TargetFactor] | None:
         """One for each use at the site.
 
         None if its rows may belong to samples in several ways, all of them exact for the gradients
@@ -208,7 +224,7 @@ class Tape:
         if self.batch > 1 and len(left) > 1:
             return None
         layout = self._layout(site, grad, left)
-        return [use.make(layout, grad, *saved) for use in site.uses]
+        return [TargetFactor(use.target, use.make(layout, grad, *saved)) for use in site.uses]
 
     def running_probe(self) -> Probe | None:
         """The probe that is being back-propagated; None if none is."""

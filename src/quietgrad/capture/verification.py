@@ -221,7 +221,7 @@ class Verifier:
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 own = [e for e in whole if e.site.call == number or (only and call.with_gradients)]
-                factors = factors_by_site(tape, own)
+                factors, _ = factors_by_site(tape, own)
                 recorded = RecordedCall(call, factors, recapture, tape.batch, is_bypassed)
                 if tape.batch == 1:
                     check_single(recorded)

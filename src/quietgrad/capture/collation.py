@@ -107,10 +107,11 @@ def _parts(tree: Any) -> list[Any]:
     return found
 
 
-def check_collation(recorded: RecordedCall, collation: Collation) -> None:
+def check_collation(recorded: RecordedCall, collation: Collation, *, is_new: bool) -> None:
     """Refuse a model to which a sample is another one beside a longer one than alone.
 
-    Where the call's arguments cannot be found in what was collated, nothing can be told.
+    Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
+    are compared if the call ``is_new``.
     """
     pair = collation.find_pair()
     if pair is None:
@@ -123,7 +124,9 @@ def check_collation(recorded: RecordedCall, collation: Collation) -> None:
         with preserve_randomness():
             alone = replace_parts(collation.collate([first, first]))
             beside = replace_parts(collation.collate([first, second]))
-        if alone is None or beside is None or examination.agree(alone, beside):
+        if alone is None or beside is None:
+            continue
+        if examination.agree(alone, beside, backward=is_new and first is pair[0]):
             continue
         raise SampleMixingError(
             f"what the model ({type(recorded.call.model).__name__}) makes of a sample, or its "
@@ -195,11 +198,11 @@ class _Pair:
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded, self._call = recorded, recorded.call
 
-    def agree(self, alone: Arguments, beside: Arguments) -> bool:
+    def agree(self, alone: Arguments, beside: Arguments, *, backward: bool) -> bool:
         """Whether the first sample gets the same in both."""
         try:
-            first = self._run(alone, None)
-            other = self._run(beside, first)
+            first = self._run(alone, None, backward=backward)
+            other = self._run(beside, first, backward=backward)
         except Exception:
             return True  # a model that does not run with so few says so in its own way
         bits = coarsest_bits(self._call.model.parameters())
@@ -208,7 +211,7 @@ class _Pair:
             return False
         return self._same_gradients(first, other, bits)
 
-    def _run(self, arguments: Arguments, like: Execution | None) -> Execution:
+    def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
         shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
 
         def seeds(outputs: Node) -> list[tuple[Tensor, Tensor]]:
@@ -219,22 +222,18 @@ class _Pair:
             ]
 
         call, recapture = self._call, self._recorded.recapture
-        begin = seeds if call.with_gradients else None
+        begin = seeds if call.with_gradients and backward else None
         return repeat(call, lambda _: arguments, 2, begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
-        totals: list[tuple[Tensor, Tensor]] = []
-        for key, made in first.factors.items():
-            given = other.factors.get(key)
-            if not made or not given:
-                continue
-            for one, two in zip(made, given, strict=True):
-                weights = torch.tensor([1.0, 0.0], device=two.factor.device)
-                totals.append((one.factor.weighted_sum(weights), two.factor.weighted_sum(weights)))
-        floor = _FLOOR * max(
-            (float(one.abs().max()) for one, _ in totals if one.numel()), default=0
-        )
-        return all(agree_by_sample(one[None], two[None], bits, floor) for one, two in totals)
+        """By their norms at each site: the outputs, which they begin with, are the same."""
+        norms = [
+            (one.factor.sq_norm()[:1].sqrt(), two.factor.sq_norm()[:1].sqrt())
+            for key, made in first.factors.items()
+            for one, two in zip(made or (), other.factors.get(key) or (), strict=False)
+        ]
+        floor = _FLOOR * max((float(one) for one, _ in norms), default=0.0)
+        return all(agree_by_sample(one, two, bits, floor) for one, two in norms)
 
 
 def _seed(output: Tensor, like: torch.Size) -> Tensor:

@@ -20,7 +20,7 @@ import sys
 import threading
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from decimal import Decimal
@@ -120,12 +120,14 @@ def walk_attributes(model: nn.Module) -> Iterator[_Held]:
                 pending.extend(children)
 
 
-def find_values(model: nn.Module, *, iterators: bool = False) -> Iterator[tuple[str, Any]]:
+def find_values(
+    model: nn.Module, held: Iterable[_Held] | None = None, *, iterators: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Every tensor, array, number and string among them, and containers of plain ones.
 
-    With ``iterators`` these, too, into which nobody can look.
+    With ``iterators`` these, too, into which nobody can look. ``held`` is all there is, if known.
     """
-    for path, value, _, is_plain in walk_attributes(model):
+    for path, value, _, is_plain in walk_attributes(model) if held is None else held:
         if is_plain or _is(value, _VALUES) or (iterators and _is(value, Iterator)):
             yield path, value
 
@@ -402,14 +404,29 @@ def mark_repeating() -> Iterator[None]:
         _IS_REPEATING.reset(token)
 
 
-def copy_values(model: nn.Module) -> dict[str, Any]:
-    """What attributes and buffers hold now, by name; of large tensors in attributes nothing."""
+class HeldValues(NamedTuple):
+    """What a model holds, to be compared.
+
+    Attributes:
+        values: of attributes and buffers, by name; of large tensors in attributes nothing.
+        generators: the states of those of NumPy and Python that modules hold.
+    """
+
+    values: dict[str, Any]
+    generators: list[Any]
+
+
+def copy_values(model: nn.Module, held: Sequence[_Held] | None = None) -> HeldValues:
+    """What it holds now; ``held`` is all that its attributes hold, if known."""
+    held = list(walk_attributes(model)) if held is None else held
+    generators = [state for each in held for state in _state_of_generator(each.value)]
     buffers = {
         f"{name}{place}": part.clone()
         for name, buffer in model.named_buffers()
         for place, part in dense_parts(buffer).items()
     }
-    return {name: _copy_value(value) for name, value in find_values(model)} | buffers
+    values = {name: _copy_value(value) for name, value in find_values(model, held)}
+    return HeldValues(values | buffers, generators)
 
 
 def find_difference(ones: Mapping[str, Any], others: Mapping[str, Any]) -> set[str]:
@@ -424,17 +441,13 @@ def find_difference(ones: Mapping[str, Any], others: Mapping[str, Any]) -> set[s
 _MISSING = object()
 
 
-def foreign_generator_states(model: nn.Module) -> list[Any]:
-    """Of the generators of NumPy and Python that modules hold, to be compared."""
-    found: list[Any] = []
-    for _, value, _, _ in walk_attributes(model):
-        if _is(value, np.random.Generator):
-            found.append(str(value.bit_generator.state))
-        elif _is(value, np.random.RandomState):
-            found.append(str(value.get_state()))
-        elif _is(value, random.Random) and not _is(value, random.SystemRandom):
-            found.append(value.getstate())
-    return found
+def _state_of_generator(value: Any) -> Iterator[Any]:
+    if _is(value, np.random.Generator):
+        yield str(value.bit_generator.state)
+    elif _is(value, np.random.RandomState):
+        yield str(value.get_state())
+    elif _is(value, random.Random) and not _is(value, random.SystemRandom):
+        yield value.getstate()
 
 
 def _copy_value(value: Any) -> Any:
@@ -450,12 +463,17 @@ def _copy_value(value: Any) -> Any:
 
 
 class ModelState:
-    """All that a model holds besides parameters, as it is now."""
+    """All that a model holds besides parameters, as it is now.
+
+    Attributes:
+        held: what its attributes hold.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         buffers = (_Held("", buffer, is_searched=False) for buffer in model.buffers())
-        held = [*buffers, *walk_attributes(model)]
+        self.held = list(walk_attributes(model))
+        held = [*buffers, *self.held]
         self._restores: list[Restore] = [
             *(partial(_restore_module, module, dict(vars(module))) for module in modules),
             *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from quietgrad.capture.compare import Node, leaves, parse_output, tensors_in
 from quietgrad.capture.draws import RandomState
 from quietgrad.capture.model_state import (
+    HeldValues,
     ModelState,
     copy_values,
     find_difference,
-    foreign_generator_states,
     mark_repeating,
 )
 from quietgrad.capture.samples import copy_arguments
@@ -50,7 +50,7 @@ class ModelCall:
         with_gradients: whether they were enabled.
         outputs: where samples are in what it returned, by tensor.
         returned: what it returned.
-        before: the attributes before it, by name; None unless ``is_snapshot``.
+        before: what the model held before it; None unless ``is_snapshot``.
         after: likewise after it.
         moved: the generators that it drew from.
         transient: attributes that the user has changed since.
@@ -65,12 +65,11 @@ class ModelCall:
     autocast: list[tuple[str, torch.dtype, bool]]
     outputs: tuple[OutputLayout, ...] = ()
     returned: Node | None = None
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
+    before: HeldValues | None = None
+    after: HeldValues | None = None
     moved: frozenset[str] = frozenset()
     transient: set[str] = field(default_factory=set)
     _ends: list[Any] = field(default_factory=list)
-    _generators: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
 
@@ -98,8 +97,8 @@ class ModelCall:
         call = ModelCall(
             model, args, kwargs, random, state, with_gradients, precisions, _versions=given
         )
-        if snapshot:
-            call.before, call._generators = copy_values(model), foreign_generator_states(model)
+        if state is not None:
+            call.before = copy_values(model, state.held)
         return call
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
@@ -112,7 +111,8 @@ class ModelCall:
         self.moved = self.random.find_moved()
         if self.state is not None:
             self.after = copy_values(self.model)
-            if self._generators != foreign_generator_states(self.model):
+            assert self.before is not None
+            if self.before.generators != self.after.generators:
                 self.moved |= {"a generator in an attribute"}
 
     @property
@@ -124,16 +124,16 @@ class ModelCall:
         """Whether it was called with this very tensor."""
         return any(given is tensor for given, _ in self._versions)
 
-    def find_kept(self, held: dict[str, Any] | None) -> set[str]:
+    def find_kept(self, held: HeldValues | None) -> set[str]:
         """The attributes that hold something else after another run, and were not changed since."""
         if self.after is None or held is None:
             return set()
-        return find_difference(self.after, held) - self.transient
+        return find_difference(self.after.values, held.values) - self.transient
 
     def note_transient(self) -> None:
         """What the user has taken out of the model since the call is not kept by it."""
         if self.after is not None:
-            self.transient = find_difference(self.after, copy_values(self.model))
+            self.transient = find_difference(self.after.values, copy_values(self.model).values)
 
     @property
     def ends(self) -> set[Any]:
@@ -147,8 +147,10 @@ class ModelCall:
         Such a call can be repeated from a snapshot only.
         """
         has_written = any(version_of(tensor) != version for tensor, version in self._versions)
-        changed = self.after is not None and find_difference(self.before or {}, self.after)
-        return has_written or bool(changed) or bool(self.moved - {"torch"})
+        has_changed = False
+        if self.before is not None and self.after is not None:
+            has_changed = bool(find_difference(self.before.values, self.after.values))
+        return has_written or has_changed or bool(self.moved - {"torch"})
 
     @property
     def recorded_outputs(self) -> Node | None:
@@ -182,7 +184,7 @@ class Execution:
         unknown: parameters with gradients at sites that were never probed, so that nobody knows
             whose they are: the run took another way than the call.
         inner: gradients of those arguments that require them, in order.
-        held: attributes and buffers after it, by name; None if they are not compared.
+        held: what the model held after it; None if that is not compared.
     """
 
     batch: int
@@ -190,7 +192,7 @@ class Execution:
     factors: Factors
     unknown: frozenset[str] = frozenset()
     inner: tuple[Tensor | None, ...] = ()
-    held: dict[str, Any] | None = None
+    held: HeldValues | None = None
 
 
 def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> tuple[Factors, frozenset[str]]:
@@ -222,11 +224,13 @@ def repeat(
     seeds: Seeds | None,
     recapture: Recapture,
     mode: AbstractContextManager[Any] | None = None,
+    *,
+    hold: bool = False,
 ) -> Execution:
     """Run a call with what ``choose`` makes of its arguments, of ``batch`` samples.
 
-    Without ``seeds`` there is no backward pass. Whoever calls this puts back the model's state and
-    the generators afterwards.
+    Without ``seeds`` there is no backward pass; with ``hold``, what the model holds afterwards is
+    copied. Whoever calls this puts back the model's state and the generators afterwards.
     """
     args, kwargs = choose((call.args, call.kwargs))
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
@@ -240,7 +244,7 @@ def repeat(
                 arrivals = _propagate(tape, seeds(outputs), inner)
         factors, unknown = factors_by_site(tape, arrivals)
         grads = tuple(tensor.grad for tensor in inner)
-        held = None if call.after is None else copy_values(call.model)
+        held = copy_values(call.model) if hold and call.after is not None else None
         return Execution(batch, outputs, factors, unknown, grads, held)
 
 

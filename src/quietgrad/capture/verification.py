@@ -228,7 +228,7 @@ class Verifier:
                 else:
                     check_independence(recorded, is_new=is_new)
                     if tape.collation is not None:
-                        check_collation(recorded, tape.collation)
+                        check_collation(recorded, tape.collation, is_new=is_new)
         tape.calls.clear()  # and what they hold of the model's state
 
 

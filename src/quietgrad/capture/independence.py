@@ -71,12 +71,14 @@ class RecordedCall:
     is_bypassed: bool = False
 
 
-def check_independence(recorded: RecordedCall, *, is_new: bool) -> None:
+def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> None:
     """Refuse a call whose results for some samples depend on others, on places or on their number.
 
     Args:
         recorded: the call.
-        is_new: whether nothing like it was verified before. Then every two samples are told apart
+        is_new: whether nothing like it was verified before. Then each half of the samples is
+            replaced once.
+        is_first: whether nothing at all was verified before. Then every two samples are told apart
             by further repeats, without a backward pass.
     """
     call, batch = recorded.call, recorded.batch
@@ -88,9 +90,9 @@ def check_independence(recorded: RecordedCall, *, is_new: bool) -> None:
     complaints = []
     for layout in layouts:
         examination = _Examination(replace(recorded, batch=batch), layout)
-        complaint = examination.find_complaint(is_new=is_new)
+        complaint = examination.find_complaint(is_new=is_new, is_first=is_first)
         if complaint is not None and (other := examination.without_sides()):
-            complaint = other.find_complaint(is_new=is_new)
+            complaint = other.find_complaint(is_new=is_new, is_first=is_first)
         if complaint is None:
             return  # where the samples could be in several places, one of them must do
         complaints.append(complaint)
@@ -170,7 +172,7 @@ class _Examination:
         self._everyone = torch.arange(recorded.batch)
         self._drawn = DrawRecorder()
 
-    def find_complaint(self, *, is_new: bool) -> QuietgradError | None:
+    def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
         kept, *others = _separating_halves(self.recorded.batch)
         run, is_same = self._replace_others(kept, self._drawn)
@@ -186,9 +188,9 @@ class _Examination:
         if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
             return complaint
         if is_new and not self._drawn.has_hidden:
-            if not self._replace_others(~kept)[1] or self._mixes_any(others):
+            if not self._replace_others(~kept)[1] or (is_first and self._mixes_any(others)):
                 return self._explain(_mixed(self._kind))
-            if self._moves_any():
+            if is_first and self._moves_any():
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
         return None if self._is_verifiable else _nothing_to_compare(self._kind)
 
@@ -228,12 +230,8 @@ class _Examination:
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        fewer = self._everyone[1:], _random_order(len(self._everyone))[:-1]
-        moves = [_at_least_two(samples, self.recorded.batch) for samples in fewer]
-        moves += [] if drawn.drawn else [self._everyone.roll(1)]
-        return not all(
-            self._is_same_for(samples, drawn, backward=False) is not False for samples in moves
-        )
+        samples = _at_least_two(self._everyone[1:], self.recorded.batch)
+        return self._is_same_for(samples, drawn, backward=False) is False
 
     def _is_same_for(
         self, samples: Tensor, drawn: DrawRecorder, *, backward: bool = True

@@ -158,10 +158,14 @@ class Capture:
             refuse_foreign_gradients(trained)
             self._refuse_written_buffers()
             self._refuse_kept_data(tape)
-            if self._verifier.verify(tape, losses):
-                self.on_verified(tape.batch)
+            whole = self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
-            tape.collect(losses, sink, scale)
+            if whole is not None:
+                self.on_verified(tape.batch)
+            if whole is not None and scale == 1.0:
+                tape.collect_recorded(whole, sink)
+            else:
+                tape.collect(losses, sink, scale)
             self._refuse_written_buffers()
             refuse_escaped_gradients(trained)
         except BaseException:

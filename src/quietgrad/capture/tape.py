@@ -18,7 +18,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, Stamp
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -61,11 +61,15 @@ class Site:
 
 
 class Arrival(NamedTuple):
-    """A gradient that arrived at a site while a probe ran, and what the site had saved."""
+    """A gradient that arrived at a site while a probe ran, and what the site had saved.
+
+    ``stamp`` tells whether they were written to since.
+    """
 
     site: Site
     grad: Tensor
     saved: tuple[Tensor, ...]
+    stamp: Stamp
 
 
 class TargetFactor(NamedTuple):
@@ -207,6 +211,17 @@ class Tape:
         for name in list(self._factors):
             self._complete(name)
 
+    def collect_recorded(self, arrivals: Sequence[Arrival], sink: Sink) -> None:
+        """The same from what a probe of all losses has recorded, without another pass."""
+        self.phase, self._sink = TapePhase.COLLECTING, sink
+        for site, grad, saved, stamp in arrivals:
+            if stamp.differs():
+                raise ChangedGradientError(site.uses[0].target.names[0])
+            self._record(site, grad, saved)
+            self._count_down(site)
+        for name in list(self._factors):
+            self._complete(name)
+
     def _ends(self, leaves: Sequence[Tensor] = ()) -> list[Tensor] | None:
         """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
         return None if self.recomputes else [self.token, *leaves]
@@ -217,7 +232,7 @@ class Tape:
         None if its rows may belong to samples in several ways, all of them exact for the gradients
         that came here, but perhaps not for others. Empty if no gradient has come here yet.
         """
-        site, grad, saved = arrival
+        site, grad, saved, _ = arrival
         if self.batch > 1 and not self.layouts.knows(site.key):
             return []
         left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
@@ -253,7 +268,10 @@ class Tape:
         """A gradient arrived at ``site``."""
         if self.phase is TapePhase.PROBING:
             if grad is not None:
-                self._arrivals.append(Arrival(site, grad, saved))
+                stamp = Stamp(grad, *saved)
+                if self.verify and self._probe is not None and self._probe.is_whole:
+                    stamp.seal()  # what is verified here is what will be clipped
+                self._arrivals.append(Arrival(site, grad, saved, stamp))
         elif self.phase is TapePhase.COLLECTING:
             if grad is not None:
                 self._record(site, grad, saved)

@@ -182,29 +182,34 @@ class Verifier:
         self._known: set[Any] = set()
         self.needs_snapshots = False
 
-    def verify(self, tape: Tape, losses: Tensor) -> bool:
-        """Refuse losses that mix samples; whether independence was verified.
+    def verify(self, tape: Tape, losses: Tensor) -> list[Arrival] | None:
+        """Refuse losses that mix samples.
 
         It is when asked for, when the forward called functions or the graph has links that were not
         seen before, and when a layout is open. Where rows are picked by an index, which may pick
         others each time, layouts are probed each time. A verifier that is not thorough only settles
         layouts.
+
+        Returns:
+            The gradients of all losses, if independence was verified of them; None if not.
         """
         links, selects_rows = summarize_graph(losses, tape, self._describe)
         kind = (frozenset(tape.functions), links)
         if not self._thorough:
             _settle_layouts(tape, losses)
-        elif tape.batch == 1:
-            if tape.verify:
-                self._examine(tape, losses, tape.probe(losses, _ask_all(losses)), is_new=False)
-        elif tape.verify or kind not in self._known or tape.is_unsettled():
+            return None
+        if tape.batch == 1:
+            if not tape.verify:
+                return None
+            whole = tape.probe(losses, _ask_all(losses))
+            self._examine(tape, losses, whole, is_new=False)
+            return whole
+        if tape.verify or kind not in self._known or tape.is_unsettled():
             whole = probe_layouts(tape, losses)
             self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
-            return True
-        elif selects_rows:
-            probe_layouts(tape, losses)
-        return tape.verify and tape.batch == 1
+            return whole
+        return probe_layouts(tape, losses) if selects_rows else None
 
     def _examine(
         self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
@@ -218,6 +223,7 @@ class Verifier:
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in _nodes(losses, ends)
         )
+        is_first = not self._known
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 own = [e for e in whole if e.site.call == number or (only and call.with_gradients)]
@@ -226,8 +232,8 @@ class Verifier:
                 if tape.batch == 1:
                     check_single(recorded)
                 else:
-                    check_independence(recorded, is_new=is_new)
-                    if tape.collation is not None:
+                    check_independence(recorded, is_new=is_new, is_first=is_first)
+                    if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
                         check_collation(recorded, tape.collation, is_new=is_new)
         tape.calls.clear()  # and what they hold of the model's state
 
@@ -270,7 +276,7 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
         scaled = tape.probe(losses, probe)
         if [each.site.key for each in scaled] != [each.site.key for each in whole]:
             return False
-        for (site, grad, _), before in zip(scaled, whole, strict=True):
+        for (site, grad, *_), before in zip(scaled, whole, strict=True):
             if tape.layouts.observe(site.key, grad, site.dims, probe.seeds, before.grad) is False:
                 return False
     return True
@@ -302,7 +308,7 @@ def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> N
 
 def _refuse_mixing(tape: Tape, arrivals: Sequence[Arrival], seeded: Tensor) -> None:
     clean: SiteKey | None = None
-    for site, grad, _ in arrivals:
+    for site, grad, *_ in arrivals:
         verdict = tape.layouts.observe(site.key, grad, site.dims, seeded)
         if verdict is False:
             raise SampleMixingError(_mixing_message(site, clean))
@@ -315,7 +321,7 @@ Projections = dict["SiteKey", tuple[float, float]]
 
 def _project_all(arrivals: Sequence[Arrival]) -> Projections:
     found: Projections = {}
-    for site, grad, _ in arrivals:
+    for site, grad, *_ in arrivals:
         value, tolerance = found.get(site.key, (0.0, 0.0))
         more, slack = _project(grad)
         found[site.key] = value + more, tolerance + slack

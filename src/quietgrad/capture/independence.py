@@ -175,20 +175,19 @@ class _Examination:
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
         kept, *others = _separating_halves(self.recorded.batch)
-        run, is_same = self._replace_others(kept, self._drawn)
+        is_same = self._replace_others(kept, self._drawn)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
-            is_same = self._agrees(run, *[kept.nonzero().flatten()] * 2)
+            is_same = self._replace_others(kept, DrawRecorder())
         if not is_same:
             return self._explain(_mixed(self._kind))
-        self.refuse_kept_data(run)
         # Gradients that depend on places or numbers of samples alone are looked for less often.
         backward = is_new or secrets.randbelow(2) == 0
         if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
             return complaint
         if is_new and not self._drawn.has_hidden:
-            if not self._replace_others(~kept)[1] or (is_first and self._mixes_any(others)):
+            if not self._replace_others(~kept) or (is_first and self._mixes_any(others)):
                 return self._explain(_mixed(self._kind))
             if is_first and self._moves_any():
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
@@ -208,20 +207,21 @@ class _Examination:
 
     def _replace_others(
         self, kept: Tensor, mode: DrawRecorder | None = None, *, backward: bool = True
-    ) -> tuple[Execution, bool]:
-        """A repeat with all others replaced, and whether these samples got the same."""
+    ) -> bool:
+        """Whether these samples get the same when all others are replaced.
+
+        Refuses a model that then holds other values afterwards.
+        """
         samples, rest = replace_others(kept), kept.nonzero().flatten()
         run = self.run(self.layout.select(samples), samples, mode, backward=backward)
-        return run, self._agrees(run, rest, rest, backward=backward)
+        is_same = self._agrees(run, rest, rest, backward=backward)
+        if is_same:
+            self.refuse_kept_data(run)
+        return is_same
 
     def _mixes_any(self, halves: Sequence[Tensor]) -> bool:
         """Whether some of these samples notice that the others are replaced."""
-        for kept in halves:
-            run, is_same = self._replace_others(kept, backward=False)
-            if not is_same:
-                return True
-            self.refuse_kept_data(run)
-        return False
+        return not all(self._replace_others(kept, backward=False) for kept in halves)
 
     def _moves_any(self) -> bool:
         """Whether samples notice that others are left out and that they move up."""

@@ -195,20 +195,28 @@ class Execution:
     held: HeldValues | None = None
 
 
-def factors_by_site(tape: Tape, arrivals: Sequence[Arrival]) -> tuple[Factors, frozenset[str]]:
-    """The factors of a pass, and the parameters with gradients that belong to nobody known."""
-    counts: Counter[SiteKey] = Counter()
-    found: Factors = {}
-    unknown: set[str] = set()
-    for arrival in arrivals:
-        key = arrival.site.key
-        made = tape.factors_of(arrival)
+class FactorRecorder:
+    """Makes the factors of what arrives at sites in one pass.
+
+    Attributes:
+        factors: what it made.
+        unknown: the parameters with gradients that belong to nobody known.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.factors: Factors = {}
+        self.unknown: set[str] = set()
+        self._tape = tape
+        self._counts: Counter[SiteKey] = Counter()
+
+    def __call__(self, arrival: Arrival) -> None:
+        """A gradient arrived."""
+        key, made = arrival.site.key, self._tape.factors_of(arrival)
         if made or made is None:
-            found[key, counts[key]] = made
+            self.factors[key, self._counts[key]] = made
         elif arrival.grad.any():
-            unknown.update(name for use in arrival.site.uses for name in use.target.names)
-        counts[key] += 1
-    return found, frozenset(unknown)
+            self.unknown.update(n for use in arrival.site.uses for n in use.target.names)
+        self._counts[key] += 1
 
 
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
@@ -238,19 +246,22 @@ def repeat(
     with call.circumstances(), recapture(batch) as tape:
         with mode:
             outputs = parse_output(call.model(*args, **kwargs))
-        arrivals = []
+        recorder = FactorRecorder(tape)
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
-                arrivals = _propagate(tape, seeds(outputs), inner)
-        factors, unknown = factors_by_site(tape, arrivals)
+                _propagate(tape, seeds(outputs), inner, recorder)
         grads = tuple(tensor.grad for tensor in inner)
         held = copy_values(call.model) if hold and call.after is not None else None
-        return Execution(batch, outputs, factors, unknown, grads, held)
+        unknown = frozenset(recorder.unknown)
+        return Execution(batch, outputs, recorder.factors, unknown, grads, held)
 
 
 def _propagate(
-    tape: Tape, seeds: list[tuple[Tensor, Tensor]], inner: Sequence[Tensor]
-) -> list[Arrival]:
+    tape: Tape,
+    seeds: list[tuple[Tensor, Tensor]],
+    inner: Sequence[Tensor],
+    observe: Callable[[Arrival], object],
+) -> None:
     """Back-propagate from these outputs.
 
     One output may be computed from another. What the losses sent to either is known in all, so that
@@ -258,9 +269,9 @@ def _propagate(
     """
     own = {id(output): (output, gradient) for output, gradient in seeds if output.requires_grad}
     if not own:
-        return []
+        return
     tape.accept_ambiguity()
     for output, gradient in own.values():
         output.register_hook(lambda _, known=gradient: known)
     roots = [output for output, _ in own.values()]
-    return tape.propagate(roots, [torch.zeros_like(root) for root in roots], leaves=inner)
+    tape.propagate(roots, [torch.zeros_like(root) for root in roots], observe, leaves=inner)

@@ -111,7 +111,7 @@ class Tape:
         self._sites: list[Site] = []
         self._all_told_apart = False
         self._probe: Probe | None = None
-        self._arrivals: list[Arrival] = []
+        self._observe: Callable[[Arrival], object] = _ignore
         self._sink: Sink | None = None
         self._expected: Counter[str] = Counter()
         self._factors: dict[str, dict[Target, list[Factor]]] = {}
@@ -183,26 +183,28 @@ class Tape:
 
     def probe(self, losses: Tensor, probe: Probe) -> list[Arrival]:
         """Back-propagate losses times the probe's seeds; what arrives at the sites, in order."""
-        return self.propagate([losses], [probe.seeds.to(losses.dtype)], probe=probe)
+        arrivals: list[Arrival] = []
+        self.propagate([losses], [probe.seeds.to(losses.dtype)], arrivals.append, probe=probe)
+        return arrivals
 
     def propagate(
         self,
         roots: Sequence[Tensor],
         gradients: Sequence[Tensor],
+        observe: Callable[[Arrival], object],
         *,
         leaves: Sequence[Tensor] = (),
         probe: Probe | None = None,
-    ) -> list[Arrival]:
-        """Back-propagate these gradients, record nothing, and return what arrives at the sites.
+    ) -> None:
+        """Back-propagate these gradients, and let what arrives at the sites be observed.
 
         ``leaves`` get their gradients, too. The graph is kept if it is a ``probe`` that runs.
         """
-        self.phase, self._probe, self._arrivals = TapePhase.PROBING, probe, []
+        self.phase, self._probe, self._observe = TapePhase.PROBING, probe, observe
         torch.autograd.backward(
             list(roots), list(gradients), retain_graph=probe is not None, inputs=self._ends(leaves)
         )
-        arrivals, self._arrivals = self._arrivals, []
-        return arrivals
+        self._observe = _ignore
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
@@ -271,7 +273,7 @@ class Tape:
                 stamp = Stamp(grad, *saved)
                 if self.verify and self._probe is not None and self._probe.is_whole:
                     stamp.seal()  # what is verified here is what will be clipped
-                self._arrivals.append(Arrival(site, grad, saved, stamp))
+                self._observe(Arrival(site, grad, saved, stamp))
         elif self.phase is TapePhase.COLLECTING:
             if grad is not None:
                 self._record(site, grad, saved)
@@ -361,6 +363,10 @@ class Tape:
                 "clipped: a forward that runs inside the backward pass reuses it. Use "
                 "torch.utils.checkpoint with use_reentrant=False."
             )
+
+
+def _ignore(arrival: Arrival) -> None:
+    pass
 
 
 def stray_gradient(where: str) -> StrayGradientError:

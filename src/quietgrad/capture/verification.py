@@ -15,7 +15,7 @@ from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
-from quietgrad.capture.repetition import Recapture, factors_by_site
+from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.tape import stray_gradient
 from quietgrad.errors import EscapedGradientError, SampleMixingError
 
@@ -226,9 +226,11 @@ class Verifier:
         is_first = not self._known
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
-                own = [e for e in whole if e.site.call == number or (only and call.with_gradients)]
-                factors, _ = factors_by_site(tape, own)
-                recorded = RecordedCall(call, factors, recapture, tape.batch, is_bypassed)
+                recorder = FactorRecorder(tape)
+                for each in whole:
+                    if each.site.call == number or (only and call.with_gradients):
+                        recorder(each)
+                recorded = RecordedCall(call, recorder.factors, recapture, tape.batch, is_bypassed)
                 if tape.batch == 1:
                     check_single(recorded)
                 else:
@@ -273,13 +275,35 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
     """Whether all gradients scale with their sample's loss, in some layout of each site."""
     for seeds in _powers_of_two(tape.batch):
         probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
-        scaled = tape.probe(losses, probe)
-        if [each.site.key for each in scaled] != [each.site.key for each in whole]:
+        comparison = _Multiples(tape, probe, whole)
+        tape.propagate([losses], [probe.seeds], comparison, probe=probe)
+        if not comparison.holds:
             return False
-        for (site, grad, *_), before in zip(scaled, whole, strict=True):
-            if tape.layouts.observe(site.key, grad, site.dims, probe.seeds, before.grad) is False:
-                return False
     return True
+
+
+class _Multiples:
+    """Compares gradients with those of all losses as they arrive; none has to be kept."""
+
+    def __init__(self, tape: Tape, probe: Probe, whole: Sequence[Arrival]) -> None:
+        self._layouts, self._seeds, self._whole = tape.layouts, probe.seeds, whole
+        self._verdicts: list[bool] = []
+
+    def __call__(self, found: Arrival) -> None:
+        site, place = found.site, len(self._verdicts)
+        before = self._whole[place] if place < len(self._whole) else None
+        is_alike = before is not None and before.site.key == site.key
+        if before is not None and is_alike and all(self._verdicts):
+            verdict = self._layouts.observe(
+                site.key, found.grad, site.dims, self._seeds, before.grad
+            )
+            is_alike = verdict is not False
+        self._verdicts.append(is_alike)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that came are multiples, and all that should have come."""
+        return len(self._verdicts) == len(self._whole) and all(self._verdicts)
 
 
 def _powers_of_two(count: int) -> Iterator[Tensor]:

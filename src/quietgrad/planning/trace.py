@@ -81,17 +81,17 @@ def trace(
         )
     samples, inputs = len(losses), byte_count(tensors_in(batch))
     outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
-    session = Capture(model, thorough=False)
+    session = Capture(model)
 
-    def run(sink: _Arrivals | _Follow, live: LiveBytes) -> None:
+    def run(sink: _Arrivals | _Follow, live: LiveBytes, *, verify: bool = False) -> None:
         with preserve_randomness(), live:
-            session.begin(samples)
+            session.begin(samples, verify=verify)
             session.backward(loss_fn(model, batch), sink)
 
     try:
         live = LiveBytes(outside)
         arrivals = _Arrivals(live)
-        run(arrivals, live)
+        run(arrivals, live, verify=True)
         if not arrivals.names:
             raise ValueError(
                 "no gradient reaches any trainable parameter: there is nothing to plan"

@@ -6,7 +6,6 @@ noise. ``python -m tests.verification.harness`` prints what each does with the g
 
 from __future__ import annotations
 
-import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from quietgrad import PrivacyEngine
-from quietgrad.capture import session, verification
+from quietgrad.capture import mode, session, tape, verification
 from quietgrad.errors import QuietgradError
 
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -169,7 +168,7 @@ def run(trap: Trap, steps: int | None = None) -> None:
     """Train as a user would; errors go through."""
     program = trap.build(range(trap.count))
     options: dict[str, Any] = {"noise_multiplier": 1.0}
-    if trap.every and "verification" in inspect.signature(PrivacyEngine).parameters:
+    if trap.every:
         options["verification"] = "every"
     optimizer = torch.optim.SGD(trainable(program.model), lr=1e-3)
     engine = attach(program, optimizer, **options)
@@ -198,11 +197,17 @@ def _settle(verifier: Any, tape: Any, losses: Tensor, *rest: Any) -> None:
 def unguarded() -> Iterator[None]:
     """In here samples are clipped and added up as ever, and nothing is verified about them."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(verification.Verifier, "verify", _settle))
-        for name in ("_refuse_kept_data", "_refuse_written_buffers"):
-            if hasattr(session.Capture, name):
-                passed = patch.object(session.Capture, name, lambda *args, **kwargs: None)
-                stack.enter_context(passed)
+        nothing = (lambda *args, **kwargs: None,)
+        for holder, name, instead in (
+            (verification.Verifier, "verify", _settle),
+            (session.Capture, "_refuse_kept_data", *nothing),
+            (session.Capture, "require_unwritten", *nothing),
+            (session.Capture, "_refuse_written_buffers", *nothing),
+            (tape.Tape, "_ends", *nothing),  # gradients go wherever they would
+            (mode, "check_write", *nothing),
+            (mode, "check_operation", *nothing),
+        ):
+            stack.enter_context(patch.object(holder, name, instead))
         yield
 
 

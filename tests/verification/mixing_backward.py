@@ -140,24 +140,6 @@ def a_hook_on_an_activation(rows: Rows) -> Program:
     return program(Net(hooked), rows)
 
 
-@TRAPS.add()
-def a_hook_that_the_loop_registers(rows: Rows) -> Program:
-    """The model returns what it has inside, and the loop puts a hook on it."""
-
-    class Model(Net):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.first(x)
-            return h, self.last(torch.tanh(h / 10))
-
-    def losses(model: torch.nn.Module, batch: Any) -> Tensor:
-        h, output = model(*batch)
-        mean = h.detach().mean(0)
-        h.register_hook(lambda grad: 5 * grad * mean.sign())
-        return output.square().sum(1)
-
-    return program(Model(), rows, losses=losses)
-
-
 def tanh_layer() -> Net:
     model = Net(lambda net, h: net.act(h / 10))
     model.act = torch.nn.Tanh()

@@ -159,14 +159,3 @@ def a_mutable_default(rows: Rows) -> Program:
         seen.append(x)
 
     return keeping(rows, keep)
-
-
-@TRAPS.add(leak=keeps(lambda net: net.encode.cache_info().currsize, 6))
-def a_cache_of_a_function(rows: Rows) -> Program:
-    """What was computed for a length is not computed again."""
-
-    def keep(net: Any, x: Tensor, lengths: Tensor) -> None:
-        for n in lengths.tolist():
-            net.encode(n)
-
-    return keeping(rows, keep, encode=functools.lru_cache(maxsize=None)(lambda n: n**0.5))

@@ -9,6 +9,7 @@ from quietgrad.errors import QuietgradError
 from .controls import CONTROLS
 from .harness import Trap, factor, leak, run
 from .programs import TRAPS
+from .unseen import UNSEEN
 
 SLOW = 90  # runs of a step, at about two milliseconds each
 
@@ -43,3 +44,9 @@ def test_would_move_the_sum(trap: Trap) -> None:
 def test_controls_train_and_stay_within_the_sensitivity(control: Trap) -> None:
     run(control)
     assert factor(control) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("program", UNSEEN, ids=str)
+def test_what_is_not_seen_trains_and_would_move_the_sum(program: Trap) -> None:
+    run(program)
+    assert leak(program) if program.leak is not None else factor(program) > 1.2

@@ -30,7 +30,8 @@ from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 
-_TRIED = 4  # elements of a micro-batch, of which the shortest and the longest are taken
+# Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
+_TRIED_FIRST, _TRIED = 16, 4
 _FLOOR = 1e-5
 
 
@@ -50,11 +51,11 @@ class Collation:
     load: Callable[[int], Any]
     collate: Callable[[list[Any]], Any]
 
-    def find_pair(self) -> tuple[Any, Any] | None:
+    def find_pair(self, *, tried: int) -> tuple[Any, Any] | None:
         """A short and a long element; None if there are none, or collating draws at random."""
         generator = torch.Generator()
         generator.seed()
-        order = torch.randperm(len(self.indices), generator=generator)[:_TRIED].tolist()
+        order = torch.randperm(len(self.indices), generator=generator)[:tried].tolist()
         with preserve_randomness():
             try:
                 elements = [self.load(self.indices[place]) for place in order]
@@ -113,7 +114,7 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_new: boo
     Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
     are compared if the call ``is_new``.
     """
-    pair = collation.find_pair()
+    pair = collation.find_pair(tried=_TRIED_FIRST if is_new else _TRIED)
     if pair is None:
         return
     replace_parts = _match(recorded.call.args, recorded.call.kwargs, collation.content)

@@ -85,7 +85,12 @@ class Capture:
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
         self._call: ModelCall | None = None
         self._handled: BaseException | None = None
-        self._verifier = Verifier(self.parameters.describe, self._repeating, thorough=thorough)
+        self._verifier = Verifier(
+            self.parameters.describe,
+            self._repeating,
+            self._refuse_written_buffers,
+            thorough=thorough,
+        )
         self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
         for path, module in model.named_modules():
             hook = _Hook(self, path)

@@ -168,6 +168,8 @@ class Verifier:
         describe: names a parameter.
         repeating: in it, calls may be repeated; it leaves the model as it was, and gives a tape for
             each repeat.
+        on_probed: called when gradients have been back-propagated, before calls are repeated; it
+            may refuse what hooks did meanwhile.
         thorough: whether independence is verified, and not only which rows belong to whom.
     """
 
@@ -175,10 +177,12 @@ class Verifier:
         self,
         describe: Callable[[nn.Parameter], str],
         repeating: Callable[[], AbstractContextManager[Recapture]],
+        on_probed: Callable[[], None],
         *,
         thorough: bool,
     ) -> None:
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
+        self._on_probed = on_probed
         self._known: set[Any] = set()
         self.needs_snapshots = False
 
@@ -215,6 +219,7 @@ class Verifier:
         self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
     ) -> None:
         """Repeat every call of the model."""
+        self._on_probed()
         self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
         for call in tape.calls:
             call.note_transient()

@@ -279,6 +279,10 @@ class PrivacyEngine:
     def backward(self, losses: Losses) -> None:
         """Clip every sample's gradient of the current micro-batch and add it to the sum.
 
+        Do not scale the losses, by hand or by a ``GradScaler``: gradients are clipped as they are
+        scaled, so that a factor changes what ``clipping="abadi"`` clips, and a factor that follows
+        the data is private itself.
+
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
         """

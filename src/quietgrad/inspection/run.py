@@ -50,6 +50,7 @@ def check(
     strategy: Strategy = "auto",
     samples: int = 2,
     select: Select | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     on_check: OnCheck = lambda name: None,
 ) -> Report:
     """Look for everything that would void the guarantee, before any data is spent.
@@ -78,6 +79,9 @@ def check(
         select: ``select(batch, places)`` makes a batch of some samples of another, where taking
             rows of tensors will not do, because the batch is of another kind or holds tensors that
             are as long as the batch and no samples (class weights). Places may repeat.
+        collate_fn: makes a batch of a list of elements of the data set, as for the engine. The
+            batch is then such a list. Samples that are replaced, removed or run alone are collated anew,
+            so that padding that counts is found, and whatever else is computed across samples.
         on_check: told the name of each check as it begins.
 
     Returns:
@@ -88,6 +92,8 @@ def check(
     require_usable(model, loss_fn)
     if select is not None:
         require_callable("select", select, "a function of a batch and a list of places, or None")
+    if collate_fn is not None:
+        select = _select_elements(batch, collate_fn, select)
     require_callable("on_check", on_check, "a function of the name of a check")
     Evaluator(strategy)  # refuses an unknown name
     try:
@@ -95,7 +101,10 @@ def check(
     except QuietgradError as error:
         finding = Finding("capture", Severity.FAULT, str(error))
         return Report(0, (finding,), (), time.perf_counter() - started)
-    count = _count(model, batch, loss_fn) if select else count_samples(batch)
+    if collate_fn is not None:
+        count = len(batch)
+    else:
+        count = _count(model, batch, loss_fn) if select else count_samples(batch)
     if count < 2:
         raise ValueError(f"a batch of {count} sample: expected at least 2, to compare them")
     compared = require_count("samples", samples, at_least=2)
@@ -120,6 +129,19 @@ def check(
             error.add_note(_CUT_BY_ROWS)
         raise
     return Report(kept, tuple(findings), covered, time.perf_counter() - started)
+
+
+def _select_elements(batch: Any, collate_fn: Any, select: Select | None) -> Select:
+    """Chooses elements before they are collated."""
+    require_callable("collate_fn", collate_fn, "a function of a list of elements, or None")
+    if select is not None:
+        raise ValueError("select= and collate_fn= are two ways to make batches: pass one of them")
+    if not isinstance(batch, (list, tuple)):
+        raise ValueError(
+            f"batch is a {type(batch).__name__}: with collate_fn= expected a list of elements of "
+            "the data set, such as [dataset[i] for i in range(32)]"
+        )
+    return lambda elements, places: collate_fn([elements[place] for place in places])
 
 
 def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quietgrad.capture.compare import (
     Node,
@@ -24,14 +23,14 @@ from quietgrad.capture.compare import (
     is_same,
     leaves,
 )
-from quietgrad.capture.draws import is_draw, preserve_randomness
+from quietgrad.capture.draws import ConstantDraws, preserve_randomness
 from quietgrad.capture.independence import RecordedCall
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
-_TRIED_FIRST, _TRIED = 16, 4
+_TRIED_FIRST, _TRIED = 64, 4
 _FLOOR = 1e-5
 
 
@@ -173,7 +172,10 @@ def _fill_in(
         return None
 
     def choose(part: Any) -> Any:
-        return parts[places[id(part)]] if id(part) in places else None
+        if id(part) not in places:
+            return None
+        chosen = parts[places[id(part)]]
+        return chosen.to(part) if isinstance(chosen, Tensor) else chosen
 
     def fill(value: Any) -> Any:
         return choose(value) if id(value) in places else rebuild(value, choose)
@@ -186,8 +188,12 @@ def _is_part(part: Any, known: Any) -> bool:
     if isinstance(part, Tensor) and isinstance(known, Tensor):
         if part is known:
             return True
-        alike = part.shape == known.shape and part.dtype == known.dtype
-        return alike and torch.equal(part.detach().cpu(), known.cpu())
+        if part.is_complex() or known.is_complex():
+            return False
+        # The loop may have changed its type or its device.
+        return part.shape == known.shape and torch.equal(
+            part.detach().cpu().double(), known.cpu().double()
+        )
     if isinstance(part, np.ndarray) and isinstance(known, np.ndarray):
         return part is known or is_same(part, known)
     return part is known and isinstance(part, (int, float))
@@ -258,24 +264,3 @@ def _agree_on_first(alone: Tensor, beside: Tensor, bits: int) -> bool:
     ends = [tuple(slice(0, size) for size in one.shape)]
     ends.append(tuple(slice(two.shape[d] - size, None) for d, size in enumerate(one.shape)))
     return any(agree_across_sizes(one, two[end], bits) for end in ends)
-
-
-class ConstantDraws(TorchDispatchMode):
-    """Every draw is one and the same number, so that batches of different shapes draw alike."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if not is_draw(func):
-            return output
-        if not isinstance(output, Tensor):
-            is_dropout = func is torch.ops.aten.native_dropout.default
-            return (args[0].clone(), torch.ones_like(output[1])) if is_dropout else output
-        if func is torch.ops.aten.randperm.default:
-            return output.copy_(torch.arange(len(output)))
-        is_mask = "bernoulli" in str(func) or output.dtype is torch.bool
-        return output.fill_(1 if is_mask else 0.5 if output.is_floating_point() else 0)

@@ -44,6 +44,10 @@ class RandomState:
             np.random.set_state(self._foreign[0])  # noqa: NPY002
             random.setstate(self._foreign[1])
 
+    def has_same_foreign(self) -> bool:
+        """Whether NumPy's and Python's generators are as they were."""
+        return not self.find_moved() - {"torch"}
+
     def find_moved(self) -> frozenset[str]:
         """The generators that have drawn since: "torch", "numpy.random", "random"."""
         moved = set()
@@ -196,3 +200,24 @@ def _leak(func: Callable[..., Any], args: tuple[Any, ...], slopes: Tensor) -> Te
     noise.copy_(slopes.where(data <= 0, 1.0))
     output: Tensor = data * noise
     return torch.Tensor.copy_(data, output) if func is _LEAKY[1] else output
+
+
+class ConstantDraws(TorchDispatchMode):
+    """Every draw is one and the same number, so that batches of different shapes draw alike."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not is_draw(func):
+            return output
+        if not isinstance(output, Tensor):
+            is_dropout = func is torch.ops.aten.native_dropout.default
+            return (args[0].clone(), torch.ones_like(output[1])) if is_dropout else output
+        if func is torch.ops.aten.randperm.default:
+            return output.copy_(torch.arange(len(output)))
+        is_mask = "bernoulli" in str(func) or output.dtype is torch.bool
+        return output.fill_(1 if is_mask else 0.5 if output.is_floating_point() else 0)

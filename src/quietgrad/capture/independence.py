@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -26,10 +26,11 @@ from torch import Tensor
 from quietgrad.capture.compare import (
     agree_by_sample,
     coarsest_bits,
+    leaves,
     replace_others,
     tensors_in,
 )
-from quietgrad.capture.draws import DrawRecorder, DrawReplayer
+from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.outputs import OutputComparison, tells_samples_apart
 from quietgrad.capture.refusals import kept_data_refusal, raw_data_refusal
@@ -37,7 +38,7 @@ from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recaptur
 from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
-    count_rows,
+    copy_arguments,
     list_input_layouts,
     rebuild_arguments,
 )
@@ -62,6 +63,7 @@ class RecordedCall:
         batch: the number of samples.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
+        shared: by id, parts of its arguments that were the same with other samples.
     """
 
     call: ModelCall
@@ -69,6 +71,7 @@ class RecordedCall:
     recapture: Recapture
     batch: int
     is_bypassed: bool = False
+    shared: frozenset[int] = frozenset()
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> None:
@@ -84,15 +87,21 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
     call, batch = recorded.call, recorded.batch
     arguments = call.args, call.kwargs
     layouts = list_input_layouts(arguments, batch)
-    if not layouts and not call.with_gradients:
-        batch = count_rows(arguments) or 1  # a frozen part, called with some of the samples
-        layouts = [InputLayout(Layout(batch))] if batch > 1 else []
+    if not call.with_gradients:
+        # No probe tells where the samples are: in the first dimension, if they can be there.
+        layouts = [each for each in layouts if not each.main.dim and not each.folded] or layouts
+        if not layouts:
+            batch = _count_rows(call)  # a frozen part, called with some of the samples
+            layouts = [InputLayout(Layout(batch))] if batch > 1 else []
+        if not layouts:
+            check_single(replace(recorded, batch=1))
+            return
     complaints = []
     for layout in layouts:
         examination = _Examination(replace(recorded, batch=batch), layout)
         complaint = examination.find_complaint(is_new=is_new, is_first=is_first)
-        if complaint is not None and (other := examination.without_sides()):
-            complaint = other.find_complaint(is_new=is_new, is_first=is_first)
+        for other in examination.list_alternatives() if complaint is not None else ():
+            complaint = complaint and other.find_complaint(is_new=is_new, is_first=is_first)
         if complaint is None:
             return  # where the samples could be in several places, one of them must do
         complaints.append(complaint)
@@ -108,13 +117,27 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         )
 
 
-def check_single(recorded: RecordedCall) -> None:
-    """Refuse a call with one sample that gives something else after another sample was run."""
+def _count_rows(call: ModelCall) -> int:
+    """The number of rows in what a call returned, if something that it was given has as many."""
+    assert call.returned is not None
+    rows = [len(tensor) for tensor in leaves(call.returned) if tensor.ndim]
+    given = {len(tensor) for tensor in call.arguments if tensor.ndim}
+    return next((count for count in rows if count in given), 1)
+
+
+def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
+    """Refuse a call with one sample that gives something else after another sample was run.
+
+    ``earlier`` are the arguments of a call with another sample, if there was one.
+    """
     examination = _Examination(recorded, InputLayout(Layout(1)))
     everyone = torch.arange(1)
     examination.require_repeatable()
-    for scale in (1.0, 8.0):
-        other = examination.run_if_possible(partial(_change_values, scale=scale), everyone)
+    others: list[Choose] = [partial(_change_values, scale=scale) for scale in (1.0, 8.0)]
+    if earlier is not None:
+        others.append(lambda _: copy_arguments(earlier))
+    for choose in others:
+        other = examination.run_if_possible(choose, everyone)
         if other is not None:
             examination.refuse_kept_data(other)
     examination.require_repeatable()
@@ -171,6 +194,7 @@ class _Examination:
         self._kind = type(recorded.call.model).__name__
         self._everyone = torch.arange(recorded.batch)
         self._drawn = DrawRecorder()
+        self._error: Exception | None = None  # of the model, with other samples
 
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
@@ -193,17 +217,21 @@ class _Examination:
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
         return None if self._is_verifiable else _nothing_to_compare(self._kind)
 
-    def without_sides(self) -> _Examination | None:
-        """The same, but for lists and arrays that are as long as the batch by chance.
+    def list_alternatives(self) -> Iterator[_Examination]:
+        """The same, but for what is as long as the batch by chance.
 
-        None unless the model runs with fewer samples only if these stay as they are.
+        That is what was the same with other samples; and lists and arrays, if the model runs with
+        another number of samples only as long as these stay as they are.
         """
+        if self.recorded.shared:
+            layout = replace(self.layout, shared=self.recorded.shared)
+            yield _Examination(self.recorded, layout)
         other = _Examination(self.recorded, replace(self.layout, has_sides=False))
-        few = self._everyone[: (self.recorded.batch + 1) // 2]
+        few = _at_least_two(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
         if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
-            return None
-        runs = other.run_if_possible(other.layout.select(few), few, backward=False) is not None
-        return other if runs else None
+            return
+        if other.run_if_possible(other.layout.select(few), few, backward=False) is not None:
+            yield other
 
     def _replace_others(
         self, kept: Tensor, mode: DrawRecorder | None = None, *, backward: bool = True
@@ -213,7 +241,13 @@ class _Examination:
         Refuses a model that then holds other values afterwards.
         """
         samples, rest = replace_others(kept), kept.nonzero().flatten()
-        run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+        try:
+            run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+        except QuietgradError:
+            raise
+        except Exception as error:
+            self._error = error
+            return False
         is_same = self._agrees(run, rest, rest, backward=backward)
         if is_same:
             self.refuse_kept_data(run)
@@ -225,8 +259,6 @@ class _Examination:
 
     def _moves_any(self) -> bool:
         """Whether samples notice that others are left out and that they move up."""
-        if self._call.moved - {"torch"}:
-            return False
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
@@ -247,11 +279,25 @@ class _Examination:
             given = DrawReplayer(drawn.drawn, self.recorded.batch, samples, major=major)
             chosen, mode = self.layout.select(samples), given if drawn.drawn else None
             run = self.run_if_possible(chosen, samples, mode, backward=backward)
-            if run is None or not given.is_aligned:
+            if run is None:
                 return None
+            if not given.is_aligned:
+                return self._is_same_with_constants(samples)
             if self._agrees(run, samples, backward=backward):
                 return True
-        return None if self._call.moved - {"torch"} else False
+            if not run.has_same_draws:
+                return None
+        return False
+
+    def _is_same_with_constants(self, samples: Tensor) -> bool | None:
+        """The same for what the model returns if every draw is one and the same number."""
+        mode = ConstantDraws()
+        whole = self.run(self._unchanged, self._everyone, mode, backward=False)
+        run = self.run_if_possible(self.layout.select(samples), samples, mode, backward=False)
+        if run is None:
+            return None
+        comparison = self._comparison(samples, torch.arange(run.batch), run.batch)
+        return comparison.holds(whole.outputs, run.outputs)
 
     def _find_place_dependence(self, kept: Tensor, *, backward: bool) -> QuietgradError | None:
         """What changes for these samples when they are alone, in another order."""
@@ -270,6 +316,8 @@ class _Examination:
 
     def _explain(self, complaint: QuietgradError) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
+        if self._error is not None:
+            return _broken(self._kind, self._error)
         return complaint if self._is_repeatable() else _unrepeatable(self._kind)
 
     def require_repeatable(self) -> None:
@@ -457,6 +505,15 @@ def _counted(kind: str) -> QuietgradError:
         f"what the model ({kind}) returned for samples, or their gradients, depends on the number "
         "of samples: with some left out, it changed for the others. Something is divided or scaled "
         "by the size of the batch, also in a backward pass. Use a constant instead."
+    )
+
+
+def _broken(kind: str, error: Exception) -> QuietgradError:
+    return UnsupportedOperationError(
+        f"the model ({kind}) does not run when some samples of the batch are replaced by copies of "
+        f"others ({type(error).__name__}: {error}), so that it cannot be verified that it keeps "
+        "samples apart. It requires something of all samples together (an order, a size that is "
+        "that of the batch by chance)."
     )
 
 

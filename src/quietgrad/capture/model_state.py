@@ -18,6 +18,7 @@ import operator
 import random
 import sys
 import threading
+import zlib
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import attributes_of, dense_parts, is_same, slots_of
 from quietgrad.capture.draws import find_devices, preserve_randomness
-from quietgrad.factors.base import version_of
+from quietgrad.factors.base import content_of, version_of
 
 # Parameters, buffers, children, hooks, the mode. What is kept in buffers is found elsewhere.
 _OTHERS = frozenset(vars(nn.Module())) - {"_non_persistent_buffers_set"}
@@ -177,6 +178,14 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".values()[{index}]", child
     if _is(value, _CALLABLES):
         yield from _items_of_callable(value)
+    elif _is(value, (type, nn.Module)):
+        held = vars(value).items()
+        yield from (
+            (f".{n}", c)
+            for n, c in held
+            if n not in _OTHERS or n in ("_buffers", "_parameters", "_modules")
+            if not n.startswith("__") and (_is(value, nn.Module) or _is_state(c))
+        )
     elif not _is(value, np.ndarray):
         yield from ((f".{name}", child) for name, child in attributes_of(value).items())
 
@@ -219,7 +228,9 @@ class _Binding(NamedTuple):
         if isinstance(self.owner, dict):
             if self.owner.get(self.name, self) is not self.value:
                 self.owner[self.name] = self.value
-        elif vars(self.owner).get(self.name, self) is not self.value:
+        elif not _is(self.value, FunctionType) and (
+            vars(self.owner).get(self.name, self) is not self.value
+        ):
             setattr(self.owner, self.name, self.value)
 
 
@@ -233,8 +244,10 @@ def _find_bindings(model: nn.Module) -> Iterator[_Binding]:
         value for value in (*held, *(v for _, _, v in defined)) if _is(value, FunctionType)
     ]
     for kind, name, value in defined:
-        if not name.startswith("__") and _is_state(value):
-            yield _Binding(f"{kind.__name__}.{name}", kind, name, value)
+        function = getattr(value, "__func__", value)  # of static and class methods
+        is_own = _is(function, FunctionType) and not _is_foreign(function.__module__)
+        if is_own or (not name.startswith("__") and _is_state(value)):
+            yield _Binding(f"{kind.__name__}.{name}", kind, name, function if is_own else value)
     read = dict.fromkeys(
         (id(variables), name)
         for function in functions
@@ -251,6 +264,11 @@ def _find_bindings(model: nn.Module) -> Iterator[_Binding]:
 def _globals_read(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[tuple[Any, str]]:
     """Global names that a function reads or writes, and those of functions beside it."""
     globals_ = function.__globals__
+    for cell in function.__closure__ or ():  # a decorator holds what it decorates
+        with suppress(ValueError):
+            inner = cell.cell_contents
+            if _is(inner, FunctionType) and id(inner) not in seen and len(seen) < _DEEPEST:
+                yield from _globals_read(inner, seen | {id(function)})
     for name in _global_names(function.__code__):
         yield globals_, name
         other = globals_.get(name)
@@ -273,9 +291,11 @@ def _is_foreign(module: str | None) -> bool:
 
 
 def _is_state(value: Any) -> bool:
+    kind = type(value)
+    if _is(value, type):
+        return not _is_foreign(value.__module__) and not issubclass(value, nn.Module)
     if _is(value, (*_NO_STATE, property, classmethod, staticmethod)):
         return False
-    kind = type(value)
     if kind in _PLAIN or _is(value, (*_VALUES, *_CONTAINERS, *_GENERATORS)):
         return True
     return not _is_foreign(kind.__module__) and not hasattr(kind, "__get__")
@@ -302,6 +322,7 @@ class AttributeWatch:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._before: dict[str, Any] | None = None
+        self._backward: dict[str, Any] = {}
 
     def begin(self, *, looking: bool) -> None:
         """A forward is about to run; ``looking`` if :meth:`find_data` will be called after it."""
@@ -309,6 +330,24 @@ class AttributeWatch:
         if looking:
             values = find_values(self._model, iterators=True)
             self._before = {name: _mark(value) for name, value in values}
+
+    def begin_backward(self) -> None:
+        """A backward pass is about to run, in which hooks may keep gradients."""
+        if self._before is not None:
+            values = find_values(self._model, iterators=True)
+            self._backward = {name: _mark(value) for name, value in values}
+
+    def find_gradients(self) -> str | None:
+        """The name of an attribute that was set since, to something other than a count."""
+        if self._before is None:
+            return None
+        for name, value in find_values(self._model, iterators=True):
+            is_kept = _is(value, (Tensor, Iterator, *_ARRAYS)) or _has_new_number(
+                value, self._backward.get(name)
+            )
+            if is_kept and _mark(value) != self._backward.get(name):
+                return name
+        return None
 
     def find_data(
         self, is_data: Callable[[Tensor], bool], *, numbers_were_read: bool
@@ -357,11 +396,16 @@ def _mark(value: Any) -> Any:
     if _is(value, Tensor):
         return _Same(value), version_of(value)
     if _is(value, np.ndarray):
-        compared = value.size <= _MOST_COMPARED and not _holds_objects(value)
-        return _Same(value), value.tobytes() if compared else b""
+        return _Same(value), 0 if _holds_objects(value) else _digest(value)
     if _is(value, (bytearray, array, memoryview)):
         return _Same(value), bytes(value)
     return type(value), _copy_entries(value) if _is(value, _CONTAINERS) else value
+
+
+def _digest(value: Any) -> int:
+    """Of all that is in an array; of one mapped from a file only of its beginning."""
+    seen = value.ravel()[:_MOST_COMPARED] if _is(value, np.memmap) else value
+    return zlib.crc32(np.ascontiguousarray(seen).tobytes())
 
 
 def _copy_entries(value: Any) -> Any:
@@ -452,11 +496,14 @@ def _state_of_generator(value: Any) -> Iterator[Any]:
 
 def _copy_value(value: Any) -> Any:
     if _is(value, Tensor):
-        is_small = _is_dense(value) and value.numel() <= _MOST_COMPARED
-        return value.detach().clone() if is_small else None
+        if not _is_dense(value):
+            return None
+        is_small = value.numel() <= _MOST_COMPARED
+        return value.detach().clone() if is_small else content_of(value)
     if _is(value, np.ndarray):
-        is_small = value.size <= _MOST_COMPARED and not _holds_objects(value)
-        return value.copy() if is_small else None
+        if _holds_objects(value):
+            return None
+        return value.copy() if value.size <= _MOST_COMPARED else _digest(value)
     if _is(value, (bytearray, array, memoryview)):
         return bytes(value)
     return _copy_entries(value) if _is(value, _CONTAINERS) else value

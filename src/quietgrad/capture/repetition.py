@@ -54,6 +54,7 @@ class ModelCall:
         after: likewise after it.
         moved: the generators that it drew from.
         transient: attributes that the user has changed since.
+        random_after: the generators after the call, if it drew from NumPy's or Python's.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class ModelCall:
     after: HeldValues | None = None
     moved: frozenset[str] = frozenset()
     transient: set[str] = field(default_factory=set)
+    random_after: RandomState | None = None
     _ends: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
@@ -109,6 +111,7 @@ class ModelCall:
         self._ends = [t.grad_fn for t in tensors if t.grad_fn is not None]
         self._returned_versions = [version_of(tensor) for tensor in tensors]
         self.moved = self.random.find_moved()
+        self.random_after = RandomState() if self.moved - {"torch"} else None
         if self.state is not None:
             self.after = copy_values(self.model)
             assert self.before is not None
@@ -185,6 +188,8 @@ class Execution:
             whose they are: the run took another way than the call.
         inner: gradients of those arguments that require them, in order.
         held: what the model held after it; None if that is not compared.
+        has_same_draws: whether NumPy's and Python's generators drew as much as in the call: then
+            what they drew was for all samples together, or for as many.
     """
 
     batch: int
@@ -193,6 +198,7 @@ class Execution:
     unknown: frozenset[str] = frozenset()
     inner: tuple[Tensor | None, ...] = ()
     held: HeldValues | None = None
+    has_same_draws: bool = True
 
 
 class FactorRecorder:
@@ -246,14 +252,18 @@ def repeat(
     with call.circumstances(), recapture(batch) as tape:
         with mode:
             outputs = parse_output(call.model(*args, **kwargs))
+        has_same_draws = call.random_after is None or call.random_after.has_same_foreign()
         recorder = FactorRecorder(tape)
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
                 _propagate(tape, seeds(outputs), inner, recorder)
         grads = tuple(tensor.grad for tensor in inner)
-        held = copy_values(call.model) if hold and call.after is not None else None
+        held = None
+        if call.after is not None and (hold or call.moved - {"torch"}):
+            held = copy_values(call.model)
+            has_same_draws &= held.generators == call.after.generators
         unknown = frozenset(recorder.unknown)
-        return Execution(batch, outputs, recorder.factors, unknown, grads, held)
+        return Execution(batch, outputs, recorder.factors, unknown, grads, held, has_same_draws)
 
 
 def _propagate(

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from array import array
+from collections import deque
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quietgrad.capture.compare import attributes_of, is_list_of, lists_of, slots_of, tensors_in
+from quietgrad.capture.compare import (
+    attributes_of,
+    is_list_of,
+    is_same,
+    lists_of,
+    slots_of,
+    tensors_in,
+)
 from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -35,6 +44,7 @@ class InputLayout:
         squares_are_shared: whether a tensor that is as large as the batch in two ways has none.
         in_lists: whether lists of tensors have an entry for each sample.
         has_sides: whether sequences without tensors and arrays have.
+        shared: by id, parts of the arguments that were the same with other samples.
     """
 
     main: Layout
@@ -42,6 +52,7 @@ class InputLayout:
     squares_are_shared: bool = False
     in_lists: bool = False
     has_sides: bool = True
+    shared: frozenset[int] = frozenset()
 
     @property
     def batch(self) -> int:
@@ -50,14 +61,18 @@ class InputLayout:
 
     def select(self, samples: Tensor) -> Callable[[Any], Any]:
         """Replaces sample ``i`` of arguments by ``samples[i]``, of which there may be fewer."""
-        places = samples.tolist()
+        places, seen = samples.tolist(), 0
 
         def choose(tree: Any) -> Any:
+            nonlocal seen
+            if id(tree) in self.shared:
+                return _copied(tree)
             if isinstance(tree, Tensor):
-                return _as_leaf(self._select(tree.detach(), samples), tree)
+                seen += 1
+                return _as_leaf(self._select(tree.detach(), samples, is_first=seen == 1), tree)
             if isinstance(tree, np.ndarray):
                 return self._select_array(tree, places)
-            if isinstance(tree, (list, tuple)) and self._is_per_sample(tree):
+            if isinstance(tree, (list, tuple, deque, array)) and self._is_per_sample(tree):
                 return _like(tree, [_copied(tree[place]) for place in places])
             return None
 
@@ -76,9 +91,10 @@ class InputLayout:
             return array.copy()
         return array.take(places, axis=self.main.dim if self.main.dim in dims else dims[0])
 
-    def _select(self, tensor: Tensor, samples: Tensor) -> Tensor:
+    def _select(self, tensor: Tensor, samples: Tensor, *, is_first: bool) -> Tensor:
         exact = exact_layouts(tensor, self.batch)
-        if len(exact) > 1 and self.squares_are_shared:
+        # What comes first is data, whatever its shape; a mask or a matrix comes later.
+        if len(exact) > 1 and self.squares_are_shared and not is_first:
             return tensor.clone()
         size = tensor.shape[self.main.dim] if self.main.dim < tensor.ndim else 0
         if size == self.batch or (self.folded and size > 0 and size % self.batch == 0):
@@ -141,10 +157,14 @@ def rebuild(tree: Any, choose: Callable[[Any], Any], depth: int = 0) -> Any:
     if isinstance(tree, (list, tuple)):
         return _like(tree, [rebuild(child, choose, depth + 1) for child in tree])
     if isinstance(tree, MutableMapping):
-        result = copy.copy(tree)
-        for key, child in list(tree.items()):
-            result[key] = rebuild(child, choose, depth + 1)
-        return result
+        with suppress(Exception):  # one that cannot be copied or written
+            result = copy.copy(tree)
+            for key, child in list(tree.items()):
+                result[key] = rebuild(child, choose, depth + 1)
+            return result
+        return tree
+    if isinstance(tree, MethodType) and not isinstance(tree.__self__, nn.Module):
+        return MethodType(tree.__func__, rebuild(tree.__self__, choose, depth + 1))
     if isinstance(tree, FunctionType):
         return _rebuild_function(tree, choose, depth)
     if isinstance(tree, partial):
@@ -179,9 +199,10 @@ def _rebuild_object(value: Any, choose: Callable[[Any], Any], depth: int) -> Any
     held = attributes_of(value)
     if not held or not (is_fields or hasattr(value, "__dict__") or slots_of(value)):
         return value
-    instance = value
-    with suppress(Exception):  # one that cannot be copied is passed unchanged
+    try:
         instance = copy.copy(value)
+    except Exception:  # it may refuse to be copied
+        instance = object.__new__(type(value))
     if instance is value:
         return value
     for name, child in held.items():
@@ -191,11 +212,60 @@ def _rebuild_object(value: Any, choose: Callable[[Any], Any], depth: int) -> Any
 
 
 def _like(entries: Any, children: list[Any]) -> Any:
+    if isinstance(entries, array):
+        return array(entries.typecode, children)
     if hasattr(entries, "_fields"):
         return type(entries)(*children) if len(children) == len(entries._fields) else children
     with suppress(Exception):
         return type(entries)(children)
     return children
+
+
+class ConstantArguments:
+    """Finds arguments that stay the same while samples change: scales, sizes, matrices.
+
+    They may be as long as a batch by chance.
+    """
+
+    _LARGEST = 4096  # entries; what is larger is not looked at
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], Any] = {}
+
+    def find(self, calls: Sequence[Any]) -> frozenset[int]:
+        """By id, the parts of these calls' arguments that were the same in the calls before.
+
+        Nothing can be told of a call whose first tensor was the same, too: its samples may be.
+        """
+        parts, known = self._parts(calls), self._before
+        same = {place for place in parts if place in known and is_same(parts[place], known[place])}
+        return frozenset(
+            id(part)
+            for place, part in parts.items()
+            if place in same and (place[0], 0) in known and (place[0], 0) not in same
+        )
+
+    def note(self, calls: Sequence[Any]) -> None:
+        """These were the arguments of a micro-batch."""
+        found = self._parts(calls)
+        self._before = {place: _copied(part) for place, part in found.items()}
+
+    def _parts(self, calls: Sequence[Any]) -> dict[tuple[int, int], Any]:
+        found: list[Any] = []
+
+        def note(part: Any) -> None:
+            if isinstance(part, Tensor):
+                found.append(part if part.numel() <= self._LARGEST else part.flatten()[:1])
+            elif isinstance(part, (list, tuple, np.ndarray)):
+                is_plain = next(tensors_in(part), None) is None
+                found.extend([part] if is_plain and len(part) <= self._LARGEST else [])
+
+        parts: dict[tuple[int, int], Any] = {}
+        for number, call in enumerate(calls):
+            found.clear()
+            rebuild_arguments((call.args, call.kwargs), note)
+            parts |= {(number, place): part for place, part in enumerate(found)}
+        return parts
 
 
 def list_input_layouts(arguments: Arguments, batch: int) -> list[InputLayout]:
@@ -241,15 +311,6 @@ def _has_sides(arguments: Arguments, batch: int) -> bool:
 
     rebuild_arguments(arguments, note)
     return bool(sides)
-
-
-def count_rows(arguments: Arguments) -> int | None:
-    """The number of rows in the first dimension of all tensors that have one; None if they differ.
-
-    For a part of a model that is called with some of the samples only.
-    """
-    sizes = {len(tensor) for tensor in _all_tensors(arguments) if tensor.ndim}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _of_tensors(arguments: list[Tensor], batch: int) -> list[InputLayout]:

@@ -88,7 +88,7 @@ class Capture:
         self._verifier = Verifier(
             self.parameters.describe,
             self._repeating,
-            self._refuse_written_buffers,
+            self._refuse_kept_gradients,
             thorough=thorough,
         )
         self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
@@ -151,7 +151,7 @@ class Capture:
         Where this is to be verified, or an operation has not been seen before, probes first
         establish which rows belong to which sample, and that samples are independent.
         """
-        tape = self._tape
+        tape, collation = self._tape, self._tape.collation
         check_losses(losses, tape.batch)
         if not self._when():
             raise StrayGradientError(
@@ -163,6 +163,7 @@ class Capture:
             refuse_foreign_gradients(trained)
             self._refuse_written_buffers()
             self._refuse_kept_data(tape)
+            self._attributes.begin_backward()
             whole = self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             if whole is not None:
@@ -178,7 +179,7 @@ class Capture:
                 parameter.grad = None
             raise
         finally:
-            self.begin(tape.batch, verify=tape.verify)
+            self.begin(tape.batch, verify=tape.verify, collation=collation)
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it since :meth:`begin`."""
@@ -319,6 +320,13 @@ class Capture:
             lambda tensor: tape.derived(tensor) is None and not tape.is_constant(tensor),
             numbers_were_read=tape.reads_numbers,
         )
+        if name is not None:
+            raise kept_data_refusal(name)
+
+    def _refuse_kept_gradients(self) -> None:
+        """What hooks kept while gradients were back-propagated."""
+        self._refuse_written_buffers()
+        name = self._attributes.find_gradients()
         if name is not None:
             raise kept_data_refusal(name)
 

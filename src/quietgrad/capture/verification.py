@@ -16,8 +16,9 @@ from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.repetition import FactorRecorder, Recapture
+from quietgrad.capture.samples import Arguments, ConstantArguments
 from quietgrad.capture.tape import stray_gradient
-from quietgrad.errors import EscapedGradientError, SampleMixingError
+from quietgrad.errors import EscapedGradientError, LossError, SampleMixingError
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
@@ -84,6 +85,8 @@ def summarize_graph(
 ) -> tuple[Links, bool]:
     """Its links, and whether it selects rows; refused if a parameter would get a gradient."""
     batch = tape.batch
+    if losses.grad_fn is None:
+        raise LossError("the losses are a leaf tensor: they were not computed by the model.")
     links: set[tuple[str, ...]] = set()
     selects = False
     for node in _nodes(losses):
@@ -184,6 +187,8 @@ class Verifier:
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._on_probed = on_probed
         self._known: set[Any] = set()
+        self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
+        self._constants = ConstantArguments()
         self.needs_snapshots = False
 
     def verify(self, tape: Tape, losses: Tensor) -> list[Arrival] | None:
@@ -199,14 +204,23 @@ class Verifier:
         """
         links, selects_rows = summarize_graph(losses, tape, self._describe)
         kind = (frozenset(tape.functions), links)
+        try:
+            return self._verify(tape, losses, kind, selects_rows=selects_rows)
+        finally:
+            self._constants.note(tape.calls)
+
+    def _verify(
+        self, tape: Tape, losses: Tensor, kind: Any, *, selects_rows: bool
+    ) -> list[Arrival] | None:
         if not self._thorough:
             _settle_layouts(tape, losses)
             return None
         if tape.batch == 1:
-            if not tape.verify:
-                return None
-            whole = tape.probe(losses, _ask_all(losses))
-            self._examine(tape, losses, whole, is_new=False)
+            arguments = [(call.args, call.kwargs) for call in tape.calls]
+            whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
+            if whole is not None:
+                self._examine(tape, losses, whole, is_new=False)
+            self._earlier = arguments
             return whole
         if tape.verify or kind not in self._known or tape.is_unsettled():
             whole = probe_layouts(tape, losses)
@@ -224,6 +238,7 @@ class Verifier:
         for call in tape.calls:
             call.note_transient()
         only = len(tape.calls) == 1
+        shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in _nodes(losses, ends)
@@ -235,14 +250,19 @@ class Verifier:
                 for each in whole:
                     if each.site.call == number or (only and call.with_gradients):
                         recorder(each)
-                recorded = RecordedCall(call, recorder.factors, recapture, tape.batch, is_bypassed)
+                recorded = RecordedCall(
+                    call, recorder.factors, recapture, tape.batch, is_bypassed, shared
+                )
                 if tape.batch == 1:
-                    check_single(recorded)
+                    is_alike = len(self._earlier) == len(tape.calls)
+                    check_single(recorded, self._earlier[number] if is_alike else None)
                 else:
                     check_independence(recorded, is_new=is_new, is_first=is_first)
                     if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
                         check_collation(recorded, tape.collation, is_new=is_new)
-        tape.calls.clear()  # and what they hold of the model's state
+        for call in tape.calls:
+            call.state = None  # it may be large
+            call.after = call.before = None
 
 
 def _ask_all(losses: Tensor) -> Probe:

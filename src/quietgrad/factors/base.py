@@ -120,7 +120,7 @@ class Stamp:
 
     def seal(self) -> None:
         """Note what is in them."""
-        self._contents = [_content(tensor) for tensor, _ in self._seen]
+        self._contents = [content_of(tensor) for tensor, _ in self._seen]
 
     def differs(self) -> bool:
         """Whether one of them has been written to."""
@@ -132,7 +132,7 @@ class Stamp:
             if version_of(tensor) != version:
                 return place
         for place, before in enumerate(self._contents or ()):
-            if not torch.equal(before.nan_to_num(), _content(self._seen[place][0]).nan_to_num()):
+            if not torch.equal(before.nan_to_num(), content_of(self._seen[place][0]).nan_to_num()):
                 return place
         return None
 
@@ -155,7 +155,8 @@ class TensorFactor(Factor):
         return self._values.dtype
 
 
-def _content(tensor: Tensor) -> Tensor:
+def content_of(tensor: Tensor) -> Tensor:
+    """A sum and a norm, which hardly any write leaves unchanged."""
     values = tensor.detach()
     values = values if values.is_floating_point() else values.double()
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])

@@ -80,8 +80,8 @@ def check(
             rows of tensors will not do, because the batch is of another kind or holds tensors that
             are as long as the batch and no samples (class weights). Places may repeat.
         collate_fn: makes a batch of a list of elements of the data set, as for the engine. The
-            batch is then such a list. Samples that are replaced, removed or run alone are collated anew,
-            so that padding that counts is found, and whatever else is computed across samples.
+            batch is then such a list. Samples that are replaced, removed or run alone are collated
+            anew, so that padding that counts is found, and what else is computed across samples.
         on_check: told the name of each check as it begins.
 
     Returns:

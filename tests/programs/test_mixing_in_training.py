@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 STEPS, CLEAN_STEPS, FEW_CLEAN_STEPS, PATIENCE = 200, 20, 5, 500
-CHUNK = 100
+CHUNK, FEW = 100, 20
 
 BY_PLACE_OR_NUMBER = (
     "MIX: times the place",
@@ -152,9 +152,12 @@ def test_effects_are_told_from_rounding() -> None:
 
 
 def misses(case: Case) -> Outcome | None:
-    """Unless it is refused in the first forward that mixes, and not before."""
+    """Unless it is refused in one of the first forwards that mix, and not before.
+
+    Not always in the very first: samples are replaced and moved at random.
+    """
     outcome = train(case, PATIENCE, verification="every")
-    is_right = outcome.error is not None and outcome.mixed == 1 and outcome.mixed_last
+    is_right = outcome.error is not None and outcome.mixed_last and outcome.mixed <= FEW
     return None if is_right or not matters(case) else outcome
 
 
@@ -172,7 +175,7 @@ def measure_delay(first: int, most: int) -> str:
 
 
 @pytest.mark.slow
-def test_what_mixes_now_and_then_is_refused_at_once_if_all_is_verified() -> None:
+def test_what_mixes_now_and_then_is_refused_soon_if_all_is_verified() -> None:
     assert not failures(mixing_cases(0, 150, always=False), misses)
 
 

@@ -104,6 +104,7 @@ def mixing_gradients(case: Case) -> Iterator[tuple[Callable[[list[int]], Tensor]
             return torch.cat([(0 * p if g is None else g).flatten() for g, p in pairs]).detach()
 
         def gradients(samples: list[int]) -> Tensor:
+            torch.manual_seed(case.number)  # what is drawn for all alike is no mixing
             return torch.stack([gradient(loss) for loss in score(model(data[samples]))])
 
         yield gradients, len(data)

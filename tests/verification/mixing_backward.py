@@ -45,7 +45,7 @@ class SignOfMean(torch.autograd.Function):
         return 5 * grad * ctx.sign
 
 
-@TRAPS.add()
+@TRAPS.add(steps=10, every=True)  # the sign changes with some of the samples only
 def a_straight_through_gradient_with_the_sign_of_the_batch_mean(rows: Rows) -> Program:
     return program(Net(lambda net, h: SignOfMean.apply(h)), rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from . import mixing_hidden
 from .harness import Trap
 
 _MODULES = (
@@ -15,3 +16,5 @@ TRAPS: list[Trap] = [
     for name in _MODULES
     for trap in importlib.import_module(f"{__package__}.mixing_{name}").TRAPS
 ]
+TRAPS += [trap for collection in mixing_hidden.TRAPS for trap in collection]
+TRAPS.sort(key=lambda trap: trap.letter)

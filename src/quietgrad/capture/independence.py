@@ -89,7 +89,9 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
     layouts = list_input_layouts(arguments, batch)
     if not call.with_gradients:
         # No probe tells where the samples are: in the first dimension, if they can be there.
-        layouts = [each for each in layouts if not each.main.dim and not each.folded] or layouts
+        layouts = [each for each in layouts if not each.main.dim and not each.folded] or [
+            each for each in layouts if _is_before_features(call, each.main)
+        ]
         if not layouts:
             batch = _count_rows(call)  # a frozen part, called with some of the samples
             layouts = [InputLayout(Layout(batch))] if batch > 1 else []
@@ -117,6 +119,12 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         )
 
 
+def _is_before_features(call: ModelCall, layout: Layout) -> bool:
+    """Whether the dimension is not the last one of what it was found in."""
+    sizes = [t.shape for t in call.arguments if t.ndim > layout.dim]
+    return any(len(s) > layout.dim + 1 and s[layout.dim] % layout.batch == 0 for s in sizes)
+
+
 def _count_rows(call: ModelCall) -> int:
     """The number of rows in what a call returned, if something that it was given has as many."""
     assert call.returned is not None
@@ -133,7 +141,7 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
     examination = _Examination(recorded, InputLayout(Layout(1)))
     everyone = torch.arange(1)
     examination.require_repeatable()
-    others: list[Choose] = [partial(_change_values, scale=scale) for scale in (1.0, 8.0)]
+    others: list[Choose] = [partial(_change_values, scale=scale) for scale in (1, 8, 0)]
     if earlier is not None:
         others.append(lambda _: copy_arguments(earlier))
     for choose in others:
@@ -143,7 +151,7 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
     examination.require_repeatable()
 
 
-def _change_values(arguments: Arguments, *, scale: float) -> Arguments:
+def _change_values(arguments: Arguments, *, scale: int) -> Arguments:
     """Another sample, made of the values of this one in reverse."""
 
     def change(part: Any) -> Any:
@@ -151,7 +159,8 @@ def _change_values(arguments: Arguments, *, scale: float) -> Arguments:
             is_row = isinstance(part, (list, np.ndarray)) and next(tensors_in(part), None) is None
             return part[::-1] if is_row else None
         changed = part.detach().flatten().flip(0).view(part.shape)
-        changed = changed * scale if part.is_floating_point() else changed
+        # Ids must stay valid; zero is one of them.
+        changed = changed * scale if part.is_floating_point() or not scale else changed
         return changed.requires_grad_(part.requires_grad)
 
     return rebuild_arguments(arguments, change)
@@ -486,7 +495,8 @@ def _mixed(kind: str) -> QuietgradError:
         "or their gradients, changed when other samples of the batch were replaced. Its forward or "
         "its backward computes something across the batch: statistics (also detached ones), a "
         "length or a set of all samples, a cache of earlier samples, or an operation over the "
-        "batch dimension. Compute it per sample, or from public data kept in buffers."
+        "batch dimension. Compute it per sample, or from public data kept in buffers. (An argument "
+        "that is no samples, and as long as the batch by chance, is better kept in the model.)"
     )
 
 

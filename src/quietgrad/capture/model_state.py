@@ -257,7 +257,9 @@ def _find_bindings(model: nn.Module) -> Iterator[_Binding]:
     by_id = {id(function.__globals__): function.__globals__ for function in functions}
     for place, name in read:
         variables = by_id.get(place, {})
-        if name in variables and _is_state(variables[name]):
+        value = variables.get(name)
+        is_own = _is(value, FunctionType) and not _is_foreign(value.__module__)
+        if name in variables and (is_own or _is_state(value)):
             yield _Binding(f"global '{name}'", variables, name, variables[name])
 
 

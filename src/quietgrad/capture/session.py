@@ -166,7 +166,7 @@ class Capture:
             self._attributes.begin_backward()
             whole = self._verifier.verify(tape, losses)
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
-            if whole is not None:
+            if whole is not None and self._verifier.is_decisive:
                 self.on_verified(tape.batch)
             if whole is not None and scale == 1.0:
                 tape.collect_recorded(whole, sink)

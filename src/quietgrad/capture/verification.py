@@ -190,6 +190,7 @@ class Verifier:
         self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
         self._constants = ConstantArguments()
         self.needs_snapshots = False
+        self.is_decisive = True  # a first sample alone cannot be compared with another one
 
     def verify(self, tape: Tape, losses: Tensor) -> list[Arrival] | None:
         """Refuse losses that mix samples.
@@ -220,10 +221,10 @@ class Verifier:
             whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
             if whole is not None:
                 self._examine(tape, losses, whole, is_new=False)
-            self._earlier = arguments
+            self.is_decisive, self._earlier = bool(self._earlier), arguments
             return whole
         if tape.verify or kind not in self._known or tape.is_unsettled():
-            whole = probe_layouts(tape, losses)
+            whole, self.is_decisive = probe_layouts(tape, losses), True
             self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
             return whole

@@ -10,7 +10,7 @@ from statistics import mean, median
 import pytest
 
 from .drawn import draw_case, without_mixing
-from .mixing import Case, Mix
+from .mixing import Case
 from .training import (
     VISIBLE,
     Outcome,
@@ -28,48 +28,11 @@ pytestmark = [
 STEPS, CLEAN_STEPS, FEW_CLEAN_STEPS, PATIENCE = 200, 20, 5, 500
 CHUNK, FEW = 100, 20
 
-BY_PLACE_OR_NUMBER = (
-    "MIX: times the place",
-    "MIX: times the number of rows",
-    "MIX: every other row turned",
-    "MIX: ids plus the place",
-    "MIX: gradient over the number of rows",
-)
-
-
-def is_place_beside_draws(case: Case) -> bool:
-    """Whether it depends on places or on the number of samples, and draws by Python's generator.
-
-    Such draws cannot be given again to each sample, so that nothing of this kind is looked for.
-    """
-    return case.kind in BY_PLACE_OR_NUMBER and case.when.source == "random"
-
-
-def is_hook_on_result(case: Case) -> bool:
-    """Whether a hook is on the very tensor that the model returns.
-
-    Where the forward is repeated, gradients begin behind such a hook.
-    """
-    last = case.program.steps[-1]
-    is_returned = isinstance(last, Mix) and not last.hidden and not case.program.words
-    return is_returned and case.kind == "MIX: a hook with the sign of the batch mean"
-
-
-def is_unseen(case: Case) -> bool:
-    """Whether it is of a kind that passes at present; these have tests of their own."""
-    return is_place_beside_draws(case) or is_hook_on_result(case)
-
-
-def visible_cases(first: int, most: int, is_wanted: Callable[[Case], bool]) -> Iterator[Case]:
-    """So many of the programs that always mix, with an effect, from number ``first`` on."""
-    drawn = (draw_case(number, always=True) for number in count(first))
-    return islice((c for c in drawn if is_wanted(c) and is_visible(c)), most)
-
 
 def mixing_cases(first: int, most: int, *, always: bool) -> Iterator[Case]:
     """So many of the programs from number ``first`` on in which mixing has an effect."""
     drawn = (draw_case(number, always=always) for number in count(first))
-    return islice((c for c in drawn if not is_unseen(c) and is_visible(c)), most)
+    return islice((c for c in drawn if is_visible(c)), most)
 
 
 def clean_cases(first: int, most: int) -> Iterator[Case]:
@@ -92,7 +55,10 @@ def passes(case: Case) -> Outcome | None:
 
 
 def matters(case: Case) -> bool:
-    """Whether one sample changes the gradient of another; see :func:`is_place_beside_draws`."""
+    """Whether one sample changes the gradient of another.
+
+    Draws of Python's generator may be others for other numbers of samples.
+    """
     return effect_of_one(case, replaced=case.when.source == "random") > VISIBLE
 
 
@@ -120,14 +86,6 @@ def test_what_always_mixes_is_refused() -> None:
 @pytest.mark.parametrize("chunk", range(20))
 def test_many_that_always_mix_are_refused(chunk: int) -> None:
     assert not failures(mixing_cases(1000 * (chunk + 1), CHUNK, always=True), passes)
-
-
-@pytest.mark.parametrize("is_wanted", [is_place_beside_draws, is_hook_on_result])
-@pytest.mark.xfail(reason="not seen at present", strict=True)
-def test_what_is_not_seen_at_present(is_wanted: Callable[[Case], bool]) -> None:
-    """Refused if every micro-batch is verified; move it to the others once it is."""
-    (case,) = visible_cases(0, 1, is_wanted)
-    assert train(case, 5, verification="every").error is not None
 
 
 # -- never ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.draws import ConstantDraws, preserve_randomness
 from quietgrad.capture.independence import RecordedCall
+from quietgrad.capture.outputs import Seed
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
@@ -221,9 +222,9 @@ class _Pair:
     def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
         shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
 
-        def seeds(outputs: Node) -> list[tuple[Tensor, Tensor]]:
+        def seeds(outputs: Node) -> list[Seed]:
             return [
-                (tensor, _seed(tensor, shapes[place] if shapes else tensor.shape))
+                Seed(tensor, _seed(tensor, shapes[place] if shapes else tensor.shape))
                 for place, tensor in enumerate(leaves(outputs))
                 if tensor.requires_grad and tensor.ndim and len(tensor) == 2
             ]

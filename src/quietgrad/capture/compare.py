@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import cache
@@ -166,10 +167,15 @@ def split_samples(count: int, *, shuffle: bool = True) -> Iterator[tuple[Tensor,
         yield half, ~half
 
 
-def replace_others(kept: Tensor) -> Tensor:
-    """Which sample stands in each place when all but ``kept[B]`` become the first one kept."""
+def replace_others(kept: Tensor, source: int | None = None) -> Tensor:
+    """Which sample stands in each place when all but ``kept[B]`` become one that is kept.
+
+    Any of them, unless it is given.
+    """
     places = torch.arange(len(kept))
-    return torch.where(kept, places, places[kept][0])
+    sources = places[kept]
+    chosen = sources[secrets.randbelow(len(sources))] if source is None else source
+    return torch.where(kept, places, chosen)
 
 
 # -- equality ------------------------------------------------------------------------------------

@@ -98,15 +98,21 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         if not layouts:
             check_single(replace(recorded, batch=1))
             return
-    complaints = []
+    complaints: list[QuietgradError] = []
+    refused: list[_Examination] = []
     for layout in layouts:
         examination = _Examination(replace(recorded, batch=batch), layout)
         complaint = examination.find_complaint(is_new=is_new, is_first=is_first)
         for other in examination.list_alternatives() if complaint is not None else ():
             complaint = complaint and other.find_complaint(is_new=is_new, is_first=is_first)
-        if complaint is None:
-            return  # where the samples could be in several places, one of them must do
-        complaints.append(complaint)
+        # Where the samples could be in several places, one of them must do; but not one in which
+        # the model cannot be run with another number of samples, if it can in another.
+        if complaint is None and (
+            not refused or examination.is_sizable or not any(each.is_sizable for each in refused)
+        ):
+            return
+        refused.append(examination)
+        complaints += [complaint] if complaint is not None else []
     if complaints:
         raise complaints[0]
     if any(output.holds_samples(batch) for output in call.outputs):
@@ -208,7 +214,7 @@ class _Examination:
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
         kept, *others = _separating_halves(self.recorded.batch)
-        is_same = self._replace_others(kept, self._drawn)
+        is_same = self._replace_others(kept, self._drawn, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
@@ -220,11 +226,29 @@ class _Examination:
         if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
             return complaint
         if is_new and not self._drawn.has_hidden:
-            if not self._replace_others(~kept) or (is_first and self._mixes_any(others)):
+            if not self._replace_others(~kept, largest=False) or (
+                is_first and self._mixes_any(others)
+            ):
                 return self._explain(_mixed(self._kind))
             if is_first and self._moves_any():
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
         return None if self._is_verifiable else _nothing_to_compare(self._kind)
+
+    @cached_property
+    def _scores(self) -> Tensor | None:
+        """The sum of each sample's values in the first tensor that has them."""
+        dim, batch = self.layout.main.dim, self.recorded.batch
+        for tensor in self._call.arguments:
+            if tensor.is_floating_point() and tensor.ndim > dim and tensor.shape[dim] == batch:
+                rows = tensor.detach().movedim(dim, 0).reshape(batch, -1)
+                return rows.double().sum(1).nan_to_num().cpu()
+        return None
+
+    @cached_property
+    def is_sizable(self) -> bool:
+        """Whether the model runs with another number of samples."""
+        few = _at_least_two(self._everyone[1:], self.recorded.batch)
+        return self.run_if_possible(self.layout.select(few), few, backward=False) is not None
 
     def list_alternatives(self) -> Iterator[_Examination]:
         """The same, but for what is as long as the batch by chance.
@@ -243,13 +267,24 @@ class _Examination:
             yield other
 
     def _replace_others(
-        self, kept: Tensor, mode: DrawRecorder | None = None, *, backward: bool = True
+        self,
+        kept: Tensor,
+        mode: DrawRecorder | None = None,
+        *,
+        backward: bool = True,
+        largest: bool | None = None,
     ) -> bool:
         """Whether these samples get the same when all others are replaced.
 
-        Refuses a model that then holds other values afterwards.
+        They become the kept sample with the ``largest`` values, or with the smallest, so that
+        whatever is computed of all moves far; any of those kept if that is not said. Refuses a
+        model that then holds other values afterwards.
         """
-        samples, rest = replace_others(kept), kept.nonzero().flatten()
+        source = None
+        if largest is not None and self._scores is not None:
+            scores = self._scores if largest else -self._scores
+            source = int(scores.masked_fill(~kept, -math.inf).argmax())
+        samples, rest = replace_others(kept, source), kept.nonzero().flatten()
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)
         except QuietgradError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -217,6 +218,8 @@ class OutputLayout:
 
     Attributes:
         gradient: of all losses, as a probe of the whole batch found it; None if there is none.
+        is_before_hooks: whether this is the gradient before the hooks that the model put on the
+            output. It is the one behind them if the loop has put others on it.
     """
 
     def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
@@ -224,7 +227,13 @@ class OutputLayout:
         self._evidence: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
+        self.is_before_hooks = False
+        self._raw: Tensor | None = None
+        self._behind_own_hooks: Tensor | None = None
         if output.grad_fn is not None:
+            if output._backward_hooks:
+                add_first_hook(output, partial(setattr, self, "_raw"))
+                output.register_hook(partial(setattr, self, "_behind_own_hooks"))
             # What enters the model's own graph, behind hooks that the loop may register later.
             place = output.output_nr
             output.grad_fn.register_prehook(lambda grads: self._observe(grads[place]))
@@ -267,9 +276,25 @@ class OutputLayout:
         if probe is None or grad is None:
             return
         if probe.is_whole:
-            self.gradient = grad.detach()
-        elif probe.is_strict:
+            raw, own = self._raw, self._behind_own_hooks
+            self.is_before_hooks = raw is not None and own is not None and torch.equal(own, grad)
+            chosen = raw if self.is_before_hooks and raw is not None else grad
+            self.gradient = chosen.detach()
+            return
+        found = self._raw if self.is_before_hooks and self._raw is not None else grad
+        if probe.is_strict:
             if self.gradient is not None and _find_touched(self.gradient).any():
-                self._evidence.append((grad.detach(), probe.seeds, self.gradient))
-        elif _find_touched(grad).any():
-            self._evidence.append((grad.detach(), probe.seeds, None))
+                self._evidence.append((found.detach(), probe.seeds, self.gradient))
+        elif _find_touched(found).any():
+            self._evidence.append((found.detach(), probe.seeds, None))
+
+
+def add_first_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
+    """Register a hook that sees, or replaces, the gradient before all others."""
+    own = tensor.register_hook(hook).id
+    hooks = tensor._backward_hooks
+    assert hooks is not None
+    others = {key: each for key, each in hooks.items() if key != own}
+    first = hooks[own]
+    hooks.clear()
+    hooks.update({own: first} | others)

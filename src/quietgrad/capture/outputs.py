@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded
 
 Known = list[OutputLayout | None]
 """What probes have found out about each tensor that was returned, if anything."""
+
+
+class Seed(NamedTuple):
+    """An output with which a backward pass begins, and its gradient, before or behind its hooks."""
+
+    output: Tensor
+    gradient: Tensor
+    is_before_hooks: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,20 +55,20 @@ class OutputComparison:
         """The same for tensors of which nothing is known."""
         return replace(self, known=())
 
-    def seed(self, before: Node, after: Node) -> list[tuple[Tensor, Tensor]]:
+    def seed(self, before: Node, after: Node) -> list[Seed]:
         """Outputs of the second run, each with the gradient that the first run's losses sent it.
 
         Sample ``new[i]`` gets the gradient of sample ``old[i]``.
         """
         return list(self._seed(before, after, _match(before, self.known)))
 
-    def _seed(self, before: Node, after: Node, rows: Known) -> Iterator[tuple[Tensor, Tensor]]:
+    def _seed(self, before: Node, after: Node, rows: Known) -> Iterator[Seed]:
         if isinstance(before, Tensor) or isinstance(after, Tensor):
             known = rows[0] if rows else None
             if isinstance(after, Tensor) and known is not None and known.gradient is not None:
                 gradient = self._select(known.gradient, known, after.shape)
                 if gradient is not None:
-                    yield after, gradient.to(after.dtype)
+                    yield Seed(after, gradient.to(after.dtype), known.is_before_hooks)
             return
         parts, others = _divide(before, rows), list(after.children)
         children = list(before.children)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import Node, leaves, parse_output, tensors_in
 from quietgrad.capture.draws import RandomState
+from quietgrad.capture.layout import add_first_hook
 from quietgrad.capture.model_state import (
     HeldValues,
     ModelState,
@@ -31,6 +33,7 @@ from quietgrad.factors.base import version_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout, SiteKey
+    from quietgrad.capture.outputs import Seed
     from quietgrad.capture.tape import Arrival, Tape, TargetFactor
 
 Factors = dict[tuple["SiteKey", int], list["TargetFactor"] | None]
@@ -227,7 +230,7 @@ class FactorRecorder:
 
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
 """A tape of so many samples for what the model does inside."""
-Seeds = Callable[[Node], list[tuple[Tensor, Tensor]]]
+Seeds = Callable[[Node], "list[Seed]"]
 """The outputs that the backward pass begins with, and their gradients."""
 
 
@@ -268,7 +271,7 @@ def repeat(
 
 def _propagate(
     tape: Tape,
-    seeds: list[tuple[Tensor, Tensor]],
+    seeds: list[Seed],
     inner: Sequence[Tensor],
     observe: Callable[[Arrival], object],
 ) -> None:
@@ -277,11 +280,19 @@ def _propagate(
     One output may be computed from another. What the losses sent to either is known in all, so that
     it takes the place of what arrives there.
     """
-    own = {id(output): (output, gradient) for output, gradient in seeds if output.requires_grad}
+    own = {id(seed.output): seed for seed in seeds if seed.output.requires_grad}
     if not own:
         return
     tape.accept_ambiguity()
-    for output, gradient in own.values():
-        output.register_hook(lambda _, known=gradient: known)
-    roots = [output for output, _ in own.values()]
+    for output, gradient, is_before_hooks in own.values():
+        put = partial(_put, gradient)
+        if is_before_hooks:
+            add_first_hook(output, put)
+        else:
+            output.register_hook(put)
+    roots = [seed.output for seed in own.values()]
     tape.propagate(roots, [torch.zeros_like(root) for root in roots], observe, leaves=inner)
+
+
+def _put(gradient: Tensor, _: Tensor) -> Tensor:
+    return gradient

@@ -225,10 +225,26 @@ REFUSALS = [
     _fault(
         "mixing",
         "A model is not called with some samples replaced, to see whether the others notice.",
-        "check_independence(call, list(split_samples(tape.batch)))",
-        "call",
+        "check_independence(recorded, is_new=is_new, is_first=is_first)",
+        "recorded",
         "tests/refusals/test_mixing.py",
         "before_the_first_parameter",
+    ),
+    _fault(
+        "mixing-backward",
+        "Gradients of a repeated call are not compared with the recorded ones.",
+        "return self._same_factors(reference.factors, run, old, new)",
+        "return True",
+        "tests/verification/test_traps.py",
+        "test_refused and D:",
+    ),
+    _fault(
+        "state-after-the-call",
+        "A call is repeated from the state after it.",
+        "if self.state is not None:\n                self.state.restore()",
+        "if self.state is not None:\n                pass",
+        "tests/verification/test_traps.py",
+        "test_refused and A:",
     ),
     _fault(
         "mixing-later",

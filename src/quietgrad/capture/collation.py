@@ -108,13 +108,13 @@ def _parts(tree: Any) -> list[Any]:
     return found
 
 
-def check_collation(recorded: RecordedCall, collation: Collation, *, is_new: bool) -> None:
+def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: bool) -> None:
     """Refuse a model to which a sample is another one beside a longer one than alone.
 
     Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
-    are compared if the call ``is_new``.
+    are compared if nothing was verified before.
     """
-    pair = collation.find_pair(tried=_TRIED_FIRST if is_new else _TRIED)
+    pair = collation.find_pair(tried=_TRIED_FIRST if is_first else _TRIED)
     if pair is None:
         return
     replace_parts = _match(recorded.call.args, recorded.call.kwargs, collation.content)
@@ -127,15 +127,15 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_new: boo
             beside = replace_parts(collation.collate([first, second]))
         if alone is None or beside is None:
             continue
-        if examination.agree(alone, beside, backward=is_new and first is pair[0]):
+        if examination.agree(alone, beside, backward=is_first and first is pair[0]):
             continue
         raise SampleMixingError(
-            f"what the model ({type(recorded.call.model).__name__}) makes of a sample, or its "
-            "gradients, is something else when the sample is collated beside another one than "
-            "when it is collated alone: padding counts, or collate_fn computes something over all "
-            "its samples. One sample would change the gradients of others. Mask padded places in "
-            "the model (attention_mask, a mean over real places only), pad to a fixed length, and "
-            "compute nothing across samples in collate_fn."
+            "the output or the gradient of a sample changes when collate_fn puts it together with "
+            f"another sample (model {type(recorded.call.model).__name__}): padding counts, or "
+            "collate_fn computes something over all its samples. One sample would change the "
+            "gradients of others. Mask padded places in the model (attention_mask; "
+            "(h * mask).sum(1) / mask.sum(1) for a mean), or pad to a fixed length, and compute "
+            "nothing across samples in collate_fn."
         )
 
 
@@ -215,9 +215,10 @@ class _Pair:
             return True  # a model that does not run with so few says so in its own way
         bits = coarsest_bits(self._call.model.parameters())
         pairs = list(zip(leaves(first.outputs), leaves(other.outputs), strict=False))
-        if not all(_agree_on_first(one, two, bits) for one, two in pairs):
-            return False
-        return self._same_gradients(first, other, bits)
+        if all(_agree_on(0, one, two, bits) for one, two in pairs):
+            return self._same_gradients(first, other, bits)
+        # What collates may sort its samples.
+        return all(_agree_on(1, one, two, bits) for one, two in pairs)
 
     def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
         shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
@@ -253,11 +254,11 @@ def _seed(output: Tensor, like: torch.Size) -> Tensor:
     return seed
 
 
-def _agree_on_first(alone: Tensor, beside: Tensor, bits: int) -> bool:
-    """On the places that the first sample has alone, at the beginning or at the end of the row."""
+def _agree_on(place: int, alone: Tensor, beside: Tensor, bits: int) -> bool:
+    """On the positions that a sample has alone, at the beginning or at the end of the row."""
     if not alone.ndim or not beside.ndim or len(alone) != 2 or len(beside) != 2:
         return True  # not one row for each sample
-    one, two = alone[0].detach(), beside[0].detach()
+    one, two = alone[0].detach(), beside[place].detach()
     if one.ndim != two.ndim or any(a > b for a, b in zip(one.shape, two.shape, strict=True)):
         return False
     if not one.is_floating_point():

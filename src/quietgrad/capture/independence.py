@@ -79,10 +79,10 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
 
     Args:
         recorded: the call.
-        is_new: whether nothing like it was verified before. Then each half of the samples is
-            replaced once.
-        is_first: whether nothing at all was verified before. Then every two samples are told apart
-            by further repeats, without a backward pass.
+        is_new: whether nothing like it was verified before.
+        is_first: whether nothing at all was verified before. Then each half of the samples is
+            replaced once, and every two samples are told apart by further repeats, without a
+            backward pass.
     """
     call, batch = recorded.call, recorded.batch
     arguments = call.args, call.kwargs
@@ -225,12 +225,10 @@ class _Examination:
         backward = is_new or secrets.randbelow(2) == 0
         if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
             return complaint
-        if is_new and not self._drawn.has_hidden:
-            if not self._replace_others(~kept, largest=False) or (
-                is_first and self._mixes_any(others)
-            ):
+        if is_first and not self._drawn.has_hidden:
+            if not self._replace_others(~kept, largest=False) or self._mixes_any(others):
                 return self._explain(_mixed(self._kind))
-            if is_first and self._moves_any():
+            if self._moves_any():
                 return self._explain((_placed if self._is_moved() else _counted)(self._kind))
         return None if self._is_verifiable else _nothing_to_compare(self._kind)
 
@@ -530,8 +528,8 @@ def _mixed(kind: str) -> QuietgradError:
         "or their gradients, changed when other samples of the batch were replaced. Its forward or "
         "its backward computes something across the batch: statistics (also detached ones), a "
         "length or a set of all samples, a cache of earlier samples, or an operation over the "
-        "batch dimension. Compute it per sample, or from public data kept in buffers. (An argument "
-        "that is no samples, and as long as the batch by chance, is better kept in the model.)"
+        "batch dimension. Compute it per sample, or from public data kept in buffers. (Keep an "
+        "argument that holds no samples, but happens to be as long as the batch, in the model.)"
     )
 
 
@@ -557,8 +555,8 @@ def _broken(kind: str, error: Exception) -> QuietgradError:
     return UnsupportedOperationError(
         f"the model ({kind}) does not run when some samples of the batch are replaced by copies of "
         f"others ({type(error).__name__}: {error}), so that it cannot be verified that it keeps "
-        "samples apart. It requires something of all samples together (an order, a size that is "
-        "that of the batch by chance)."
+        "samples apart. It requires something of all samples together. Remove what it asserts about "
+        "the batch (an order), and keep arguments that hold no samples in the model."
     )
 
 

@@ -260,7 +260,7 @@ class Verifier:
                 else:
                     check_independence(recorded, is_new=is_new, is_first=is_first)
                     if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
-                        check_collation(recorded, tape.collation, is_new=is_new)
+                        check_collation(recorded, tape.collation, is_first=is_first)
         for call in tape.calls:
             call.state = None  # it may be large
             call.after = call.before = None

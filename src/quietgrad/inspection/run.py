@@ -136,7 +136,7 @@ def _select_elements(batch: Any, collate_fn: Any, select: Select | None) -> Sele
     require_callable("collate_fn", collate_fn, "a function of a list of elements, or None")
     if select is not None:
         raise ValueError("select= and collate_fn= are two ways to make batches: pass one of them")
-    if not isinstance(batch, (list, tuple)):
+    if not isinstance(batch, list):
         raise ValueError(
             f"batch is a {type(batch).__name__}: with collate_fn= expected a list of elements of "
             "the data set, such as [dataset[i] for i in range(32)]"

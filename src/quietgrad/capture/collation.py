@@ -120,15 +120,13 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     replace_parts = _match(recorded.call.args, recorded.call.kwargs, collation.content)
     if replace_parts is None:
         return
-    examination = _Pair(recorded)
-    for first, second in (pair, pair[::-1]):
-        with preserve_randomness():
-            alone = replace_parts(collation.collate([first, first]))
-            beside = replace_parts(collation.collate([first, second]))
-        if alone is None or beside is None:
-            continue
-        if examination.agree(alone, beside, backward=is_first and first is pair[0]):
-            continue
+    short, long = pair
+    with preserve_randomness():
+        batches = [collation.collate(each) for each in ([short] * 2, [long] * 2, [short, long])]
+    alone, other, beside = map(replace_parts, batches)
+    if alone is None or other is None or beside is None:
+        return
+    if not _Pair(recorded).agree(alone, other, beside, backward=is_first):
         raise SampleMixingError(
             "the output or the gradient of a sample changes when collate_fn puts it together with "
             f"another sample (model {type(recorded.call.model).__name__}): padding counts, or "
@@ -206,19 +204,34 @@ class _Pair:
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded, self._call = recorded, recorded.call
 
-    def agree(self, alone: Arguments, beside: Arguments, *, backward: bool) -> bool:
-        """Whether the first sample gets the same in both."""
+    def agree(
+        self, alone: Arguments, other: Arguments, beside: Arguments, *, backward: bool
+    ) -> bool:
+        """Whether both samples get the same beside each other as each beside itself."""
         try:
             first = self._run(alone, None, backward=backward)
-            other = self._run(beside, first, backward=backward)
+            second = self._run(other, None, backward=False)
+            both = self._run(beside, first, backward=backward)
         except Exception:
             return True  # a model that does not run with so few says so in its own way
         bits = coarsest_bits(self._call.model.parameters())
-        pairs = list(zip(leaves(first.outputs), leaves(other.outputs), strict=False))
-        if all(_agree_on(0, one, two, bits) for one, two in pairs):
-            return self._same_gradients(first, other, bits)
-        # What collates may sort its samples.
-        return all(_agree_on(1, one, two, bits) for one, two in pairs)
+        if self._same_outputs(first, second, both, (0, 1), bits):
+            return self._same_gradients(first, both, bits)
+        return self._same_outputs(first, second, both, (1, 0), bits)  # collating may sort
+
+    def _same_outputs(
+        self,
+        first: Execution,
+        second: Execution,
+        both: Execution,
+        places: tuple[int, int],
+        bits: int,
+    ) -> bool:
+        found = [list(leaves(run.outputs)) for run in (first, second, both)]
+        return all(
+            _agree_on(places[0], one, together, bits) and _agree_on(places[1], two, together, bits)
+            for one, two, together in zip(*found, strict=False)
+        )
 
     def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
         shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]

@@ -168,9 +168,9 @@ def split_samples(count: int, *, shuffle: bool = True) -> Iterator[tuple[Tensor,
 
 
 def replace_others(kept: Tensor, source: int | None = None) -> Tensor:
-    """Which sample stands in each place when all but ``kept[B]`` become one that is kept.
+    """Which sample stands in each place when all but ``kept[B]`` become another one.
 
-    Any of them, unless it is given.
+    One of those that are kept, unless it is given.
     """
     places = torch.arange(len(kept))
     sources = places[kept]

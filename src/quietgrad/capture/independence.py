@@ -274,14 +274,13 @@ class _Examination:
     ) -> bool:
         """Whether these samples get the same when all others are replaced.
 
-        They become the kept sample with the ``largest`` values, or with the smallest, so that
-        whatever is computed of all moves far; any of those kept if that is not said. Refuses a
-        model that then holds other values afterwards.
+        They become the sample with the ``largest`` values, or with the smallest, so that whatever
+        is computed of all moves far; any of those kept if that is not said. Refuses a model that
+        then holds other values afterwards.
         """
         source = None
         if largest is not None and self._scores is not None:
-            scores = self._scores if largest else -self._scores
-            source = int(scores.masked_fill(~kept, -math.inf).argmax())
+            source = int((self._scores if largest else -self._scores).argmax())
         samples, rest = replace_others(kept, source), kept.nonzero().flatten()
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)
@@ -297,7 +296,11 @@ class _Examination:
 
     def _mixes_any(self, halves: Sequence[Tensor]) -> bool:
         """Whether some of these samples notice that the others are replaced."""
-        return not all(self._replace_others(kept, backward=False) for kept in halves)
+        alone = torch.arange(self.recorded.batch) == secrets.randbelow(self.recorded.batch)
+        return not all(
+            self._replace_others(kept, backward=False, largest=largest)
+            for kept, largest in [(alone, True), (alone, False), *((each, None) for each in halves)]
+        )
 
     def _moves_any(self) -> bool:
         """Whether samples notice that others are left out and that they move up."""
@@ -555,8 +558,8 @@ def _broken(kind: str, error: Exception) -> QuietgradError:
     return UnsupportedOperationError(
         f"the model ({kind}) does not run when some samples of the batch are replaced by copies of "
         f"others ({type(error).__name__}: {error}), so that it cannot be verified that it keeps "
-        "samples apart. It requires something of all samples together. Remove what it asserts about "
-        "the batch (an order), and keep arguments that hold no samples in the model."
+        "samples apart. It requires something of all samples together. Remove what it asserts "
+        "about the batch (an order), and keep arguments that hold no samples in the model."
     )
 
 

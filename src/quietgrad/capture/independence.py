@@ -274,13 +274,15 @@ class _Examination:
     ) -> bool:
         """Whether these samples get the same when all others are replaced.
 
-        They become the sample with the ``largest`` values, or with the smallest, so that whatever
-        is computed of all moves far; any of those kept if that is not said. Refuses a model that
-        then holds other values afterwards.
+        They become the kept sample with the ``largest`` values, or with the smallest, so that
+        whatever is computed of all moves far; if a single one is kept, that sample of all. Any of
+        those kept if nothing is said. Refuses a model that then holds other values afterwards.
         """
         source = None
         if largest is not None and self._scores is not None:
-            source = int((self._scores if largest else -self._scores).argmax())
+            scores = self._scores if largest else -self._scores
+            is_alone = int(kept.sum()) == 1 and len(kept) > 2
+            source = int((scores if is_alone else scores.where(kept, -math.inf)).argmax())
         samples, rest = replace_others(kept, source), kept.nonzero().flatten()
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)

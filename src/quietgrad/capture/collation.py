@@ -236,9 +236,10 @@ class _Pair:
     def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
         shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
 
-        def seeds(outputs: Node) -> list[Seed]:
+        def seeds(outputs: Node, factors: Tensor | None) -> list[Seed]:
+            scale = 1.0 if factors is None else factors[0].item()
             return [
-                Seed(tensor, _seed(tensor, shapes[place] if shapes else tensor.shape))
+                Seed(tensor, scale * _seed(tensor, shapes[place] if shapes else tensor.shape))
                 for place, tensor in enumerate(leaves(outputs))
                 if tensor.requires_grad and tensor.ndim and len(tensor) == 2
             ]

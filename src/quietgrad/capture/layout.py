@@ -67,19 +67,22 @@ class Layout:
         samples, each = torch.arange(self.batch, device=device), rows // self.batch
         return samples.repeat_interleave(each) if self.major else samples.repeat(each)
 
+    def spread(self, factors: Tensor, like: Tensor) -> Tensor:
+        """One factor for each sample as a tensor to multiply ``like`` with."""
+        shape = [1] * like.ndim
+        shape[self.dim] = like.shape[self.dim]
+        by_row = factors.to(like.device, like.dtype)[self.sample_of(shape[self.dim], like.device)]
+        return by_row.view(shape)
+
     def is_refuted(self, grad: Tensor, seeds: Tensor, whole: Tensor | None = None) -> bool:
         """Whether this gradient of losses times ``seeds[B]`` cannot be if rows lie like this.
 
         Rows of samples whose seed is zero must be zero. With ``whole``, the gradient of the losses
         themselves, every row must be that one times its sample's seed, a power of two.
         """
-        size = grad.shape[self.dim]
-        if size % self.batch:
+        if grad.shape[self.dim] % self.batch:
             return True
-        shape = [1] * grad.ndim
-        shape[self.dim] = size
-        seeds = seeds.to(grad.device, grad.dtype)
-        by_row = seeds[self.sample_of(size, grad.device)].view(shape)
+        by_row = self.spread(seeds, grad)
         if whole is None:
             return bool((by_row.eq(0) & _find_touched(grad)).any())
         return not is_multiple(grad, whole, by_row)
@@ -125,14 +128,20 @@ class SiteKey:
 
 
 class LayoutTable:
-    """What probes have established about every operation of a model, in batches of any size."""
+    """What probes have established about every operation of a model, in batches of any size.
+
+    Attributes:
+        owned: operations whose rows were seen to belong to samples in another way than by one
+            dimension. They are probed in every pass.
+    """
 
     def __init__(self) -> None:
+        self.owned: set[SiteKey] = set()
         self._survivors: dict[SiteKey, list[tuple[int, bool]]] = {}
 
     def knows(self, key: SiteKey) -> bool:
         """Whether a probe has seen gradients at this operation."""
-        return key in self._survivors
+        return key in self._survivors or key in self.owned
 
     def possible(self, key: SiteKey, shape: torch.Size, dims: range, batch: int) -> list[Layout]:
         """The layouts not struck out that fit ``shape``, one for each distinct mapping."""

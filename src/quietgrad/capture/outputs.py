@@ -55,32 +55,41 @@ class OutputComparison:
         """The same for tensors of which nothing is known."""
         return replace(self, known=())
 
-    def seed(self, before: Node, after: Node) -> list[Seed]:
+    def seed(self, before: Node, after: Node, factors: Tensor | None = None) -> list[Seed]:
         """Outputs of the second run, each with the gradient that the first run's losses sent it.
 
-        Sample ``new[i]`` gets the gradient of sample ``old[i]``.
+        Sample ``new[i]`` gets the gradient of sample ``old[i]``, times its factor.
         """
-        return list(self._seed(before, after, _match(before, self.known)))
+        return list(self._seed(before, after, _match(before, self.known), factors))
 
-    def _seed(self, before: Node, after: Node, rows: Known) -> Iterator[Seed]:
+    def _seed(
+        self, before: Node, after: Node, rows: Known, factors: Tensor | None
+    ) -> Iterator[Seed]:
         if isinstance(before, Tensor) or isinstance(after, Tensor):
             known = rows[0] if rows else None
             if isinstance(after, Tensor) and known is not None and known.gradient is not None:
-                gradient = self._select(known.gradient, known, after.shape)
+                gradient = self._select(known.gradient, known, after.shape, factors)
                 if gradient is not None:
                     yield Seed(after, gradient.to(after.dtype), known.is_before_hooks)
             return
         parts, others = _divide(before, rows), list(after.children)
-        children = list(before.children)
+        children, each = list(before.children), [factors] * len(others)
         if self._is_one_for_each(before, after, parts):
             order = self.old.tolist()
             children, parts = [children[i] for i in order], [parts[i] for i in order]
-        for child, other, part in zip(children, others, parts, strict=False):
-            yield from self._seed(child, other, part)
+            each = each if factors is None else [factor for factor in factors]
+        for child, other, part, factor in zip(children, others, parts, each, strict=False):
+            yield from self._seed(child, other, part, factor)
 
-    def _select(self, gradient: Tensor, known: OutputLayout, shape: torch.Size) -> Tensor | None:
+    def _select(
+        self, gradient: Tensor, known: OutputLayout, shape: torch.Size, factors: Tensor | None
+    ) -> Tensor | None:
+        if factors is not None and not factors.ndim:
+            return gradient * factors.to(gradient)  # all of it is one sample's
         for layout in _allowed_layouts(gradient, known, self.batch):
             chosen = layout.select(gradient, self.old)
+            if factors is not None:
+                chosen = chosen * replace(layout, batch=self.count).spread(factors, chosen)
             if chosen.shape == shape:
                 return chosen
             if chosen.numel() == shape.numel() and self.count == 1:

@@ -28,6 +28,7 @@ from quietgrad.capture.model_state import (
     find_difference,
     mark_repeating,
 )
+from quietgrad.capture.owners import read_powers
 from quietgrad.capture.samples import copy_arguments
 from quietgrad.factors.base import version_of
 
@@ -58,6 +59,7 @@ class ModelCall:
         moved: the generators that it drew from.
         transient: attributes that the user has changed since.
         random_after: the generators after the call, if it drew from NumPy's or Python's.
+        orders_rows: whether the graph behind it picks rows; a repeat may pick others.
     """
 
     model: nn.Module
@@ -74,6 +76,7 @@ class ModelCall:
     moved: frozenset[str] = frozenset()
     transient: set[str] = field(default_factory=set)
     random_after: RandomState | None = None
+    orders_rows: bool = False
     _ends: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
@@ -230,8 +233,8 @@ class FactorRecorder:
 
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
 """A tape of so many samples for what the model does inside."""
-Seeds = Callable[[Node], "list[Seed]"]
-"""The outputs that the backward pass begins with, and their gradients."""
+Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
+"""The outputs that the backward pass begins with, and their gradients, each sample's multiplied."""
 
 
 def repeat(
@@ -251,6 +254,7 @@ def repeat(
     """
     args, kwargs = choose((call.args, call.kwargs))
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+    grads: tuple[Tensor | None, ...] = tuple(None for _ in inner)
     mode = mode or nullcontext()
     with call.circumstances(), recapture(batch) as tape:
         with mode:
@@ -259,8 +263,11 @@ def repeat(
         recorder = FactorRecorder(tape)
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
-                _propagate(tape, seeds(outputs), inner, recorder)
-        grads = tuple(tensor.grad for tensor in inner)
+                propagation = _Propagation(tape, outputs, seeds, inner)
+                try:
+                    grads = propagation.run(recorder, orders_rows=call.orders_rows)
+                finally:
+                    propagation.forget()
         held = None
         if call.after is not None and (hold or call.moved - {"torch"}):
             held = copy_values(call.model)
@@ -269,30 +276,69 @@ def repeat(
         return Execution(batch, outputs, recorder.factors, unknown, grads, held, has_same_draws)
 
 
-def _propagate(
-    tape: Tape,
-    seeds: list[Seed],
-    inner: Sequence[Tensor],
-    observe: Callable[[Arrival], object],
-) -> None:
-    """Back-propagate from these outputs.
+class _Propagation:
+    """The backward pass of a repeat, from the gradients that the losses sent to the outputs.
 
     One output may be computed from another. What the losses sent to either is known in all, so that
     it takes the place of what arrives there.
     """
-    own = {id(seed.output): seed for seed in seeds if seed.output.requires_grad}
-    if not own:
-        return
-    tape.accept_ambiguity()
-    for output, gradient, is_before_hooks in own.values():
-        put = partial(_put, gradient)
-        if is_before_hooks:
-            add_first_hook(output, put)
-        else:
-            output.register_hook(put)
-    roots = [seed.output for seed in own.values()]
-    tape.propagate(roots, [torch.zeros_like(root) for root in roots], observe, leaves=inner)
 
+    def __init__(self, tape: Tape, outputs: Node, seeds: Seeds, inner: Sequence[Tensor]) -> None:
+        self._tape, self._inner = tape, inner
+        self._seeds = partial(seeds, outputs)
+        self._gradients: dict[int, Tensor] = {}
+        self._roots: list[Tensor] = []
 
-def _put(gradient: Tensor, _: Tensor) -> Tensor:
-    return gradient
+    def run(
+        self, observe: Callable[[Arrival], object], *, orders_rows: bool
+    ) -> tuple[Tensor | None, ...]:
+        """Let all that arrives be observed; returns the gradients of the inner leaves."""
+        seeds = {id(seed.output): seed for seed in self._seeds(None) if seed.output.requires_grad}
+        for output, _, is_before_hooks in seeds.values():
+            put = partial(self._put, id(output))
+            if is_before_hooks:
+                add_first_hook(output, put)
+            else:
+                output.register_hook(put)
+        self._roots = [seed.output for seed in seeds.values()]
+        if not seeds:
+            return tuple(None for _ in self._inner)
+        tape = self._tape
+        tape.accept_ambiguity()
+        if tape.batch == 1 or not (orders_rows or tape.has_owned_rows()):
+            self._propagate(None, observe, self._inner)
+            return tuple(tensor.grad for tensor in self._inner)
+        arrivals: list[Arrival] = []
+        self._propagate(None, arrivals.append, self._inner, keep_graph=True)
+        grads = tuple(tensor.grad for tensor in self._inner)
+        read_powers(
+            tape.layouts,
+            tape.batch,
+            arrivals,
+            partial(self._propagate, keep_graph=True),
+            only_owned=not orders_rows,
+        )
+        for arrival in arrivals:
+            observe(arrival)
+        return grads
+
+    def forget(self) -> None:
+        """Let go of the outputs, whose hooks refer to this."""
+        self._roots, self._gradients = [], {}
+        del self._seeds
+
+    def _propagate(
+        self,
+        factors: Tensor | None,
+        observe: Callable[[Arrival], object],
+        leaves: Sequence[Tensor] = (),
+        *,
+        keep_graph: bool = False,
+    ) -> None:
+        """One pass, in which each sample's gradients are multiplied by its factor."""
+        self._gradients = {id(seed.output): seed.gradient for seed in self._seeds(factors)}
+        zeros = [torch.zeros_like(root) for root in self._roots]
+        self._tape.propagate(self._roots, zeros, observe, leaves=leaves, keep_graph=keep_graph)
+
+    def _put(self, output: int, _: Tensor) -> Tensor:
+        return self._gradients[output]

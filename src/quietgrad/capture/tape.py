@@ -24,6 +24,7 @@ from quietgrad.factors.combined import combine
 if TYPE_CHECKING:
     from quietgrad.capture.collation import Collation
     from quietgrad.capture.layout import LayoutTable, SiteKey
+    from quietgrad.capture.owners import OwnedLayout
     from quietgrad.capture.parameters import Derived, Provenance, Target, Use
     from quietgrad.capture.repetition import ModelCall
 
@@ -36,12 +37,17 @@ class Sink(Protocol):
 
 
 class Site:
-    """One captured operation of one forward pass."""
+    """One captured operation of one forward pass.
+
+    Attributes:
+        owners: of its rows, if no dimension runs over the samples and probes have told them.
+    """
 
     def __init__(
         self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
     ) -> None:
         self.key, self.shape, self.dims, self.uses = key, shape, dims, uses
+        self.owners: OwnedLayout | None = None
         # What is recomputed inside the backward pass belongs to no call that is known.
         self.call = len(tape.calls) if tape.phase is TapePhase.FORWARD else -1
         self._tape = tape
@@ -73,14 +79,15 @@ class Arrival(NamedTuple):
 
 
 class TargetFactor(NamedTuple):
-    """A factor, and what it is the gradient of."""
+    """A factor, and what it is the gradient of; ``is_owned`` if its rows may come in any order."""
 
     target: Target
     factor: Factor
+    is_owned: bool = False
 
     def select(self, samples: Tensor) -> TargetFactor:
         """That of some samples."""
-        return TargetFactor(self.target, self.factor.select(samples.to(self.factor.device)))
+        return self._replace(factor=self.factor.select(samples.to(self.factor.device)))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -172,10 +179,19 @@ class Tape:
     def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
         return any(
-            not self.layouts.knows(site.key)
-            or len(self.layouts.possible(site.key, site.shape, site.dims, self.batch)) > 1
+            not self.layouts.knows(site.key) or len(self._possible(site)) > 1
             for site in self._sites
         )
+
+    def has_owned_rows(self) -> bool:
+        """Whether some operation's rows belong to samples in a way that only probes can tell."""
+        return self.batch > 1 and any(not self._possible(site) for site in self._sites)
+
+    def _possible(self, site: Site) -> list[Layout]:
+        """The layouts by one dimension that are left."""
+        if site.key in self.layouts.owned:
+            return []
+        return self.layouts.possible(site.key, site.shape, site.dims, self.batch)
 
     def accept_ambiguity(self) -> None:
         """Every sample was distinguished from every other: what is left is exact here."""
@@ -195,14 +211,16 @@ class Tape:
         *,
         leaves: Sequence[Tensor] = (),
         probe: Probe | None = None,
+        keep_graph: bool = False,
     ) -> None:
         """Back-propagate these gradients, and let what arrives at the sites be observed.
 
-        ``leaves`` get their gradients, too. The graph is kept if it is a ``probe`` that runs.
+        ``leaves`` get their gradients, too. The graph is also kept if it is a ``probe`` that runs.
         """
         self.phase, self._probe, self._observe = TapePhase.PROBING, probe, observe
+        keep_graph = keep_graph or probe is not None
         torch.autograd.backward(
-            list(roots), list(gradients), retain_graph=probe is not None, inputs=self._ends(leaves)
+            list(roots), list(gradients), retain_graph=keep_graph, inputs=self._ends(leaves)
         )
         self._observe = _ignore
 
@@ -232,16 +250,20 @@ class Tape:
         """One for each use at the site.
 
         None if its rows may belong to samples in several ways, all of them exact for the gradients
-        that came here, but perhaps not for others. Empty if no gradient has come here yet.
+        that came here, but perhaps not for others. Empty if no gradient has come here yet, or
+        nobody knows whose the rows are.
         """
         site, grad, saved, _ = arrival
-        if self.batch > 1 and not self.layouts.knows(site.key):
-            return []
-        left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
-        if self.batch > 1 and len(left) > 1:
-            return None
+        left, is_owned = self._possible(site), site.owners is not None
+        if self.batch > 1 and not is_owned:
+            if not self.layouts.knows(site.key) or not left:
+                return []
+            if len(left) > 1:
+                return None
         layout = self._layout(site, grad, left)
-        return [TargetFactor(use.target, use.make(layout, grad, *saved)) for use in site.uses]
+        return [
+            TargetFactor(use.target, use.make(layout, grad, *saved), is_owned) for use in site.uses
+        ]
 
     def running_probe(self) -> Probe | None:
         """The probe that is being back-propagated; None if none is."""
@@ -297,9 +319,10 @@ class Tape:
         )
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        left = self.layouts.possible(site.key, grad.shape, site.dims, self.batch)
+        left = self._possible(site)
         settled = self._all_told_apart or len(left) == 1
-        if self.batch > 1 and not (settled and self.layouts.knows(site.key)) and not grad.any():
+        is_known = site.owners is not None or (settled and left and self.layouts.knows(site.key))
+        if self.batch > 1 and not is_known and not grad.any():
             return  # silent in every probe, too: it contributes exactly zero
         layout = self._layout(site, grad, left)
         for use in site.uses:
@@ -320,6 +343,8 @@ class Tape:
     def _layout(self, site: Site, grad: Tensor, left: Sequence[Layout]) -> Layout:
         if self.batch == 1:
             return Layout(1)
+        if site.owners is not None:
+            return site.owners
         shape = grad.shape
         if not left:
             raise SampleMixingError(

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
+from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, ConstantArguments
 from quietgrad.capture.tape import stray_gradient
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
 # Operations that pick rows by an index computed at run time: which rows go where may differ from
 # batch to batch though the graph looks the same.
 _SELECTIONS = tuple(
-    "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put".split()
+    "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put SegmentReduce "
+    "EmbeddingBag PackPadded Nested Sparse Repeat".split()
 )
-
-# Powers of two that losses are multiplied by: far from what any type of number cannot hold.
-_CODES, _LARGEST = 64, 31
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -80,22 +79,36 @@ Links = frozenset[tuple[str, ...]]
 """What kinds of nodes a graph has and how they follow each other, whatever their number."""
 
 
-def summarize_graph(
-    losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]
-) -> tuple[Links, bool]:
-    """Its links, and whether it selects rows; refused if a parameter would get a gradient."""
-    batch = tape.batch
+class Graph(NamedTuple):
+    """What is known of a graph before anything is back-propagated.
+
+    Attributes:
+        links: its kind.
+        selects_rows: whether rows are picked by numbers that may be others in the next batch.
+        orders_rows: whether rows are picked at all; a repeat may pick others.
+    """
+
+    links: Links
+    selects_rows: bool
+    orders_rows: bool
+
+
+def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]) -> Graph:
+    """Look at all nodes; refused if a parameter would get a gradient."""
     if losses.grad_fn is None:
         raise LossError("the losses are a leaf tensor: they were not computed by the model.")
     links: set[tuple[str, ...]] = set()
-    selects = False
+    selects = orders = False
     for node in _nodes(losses):
         _refuse_leaf(node, tape, describe)
         _refuse_stray(node, tape)
-        children = [child for child, _ in node.next_functions if child is not None]
-        links.add((_label(node, batch), *(_label(child, batch) for child in children)))
-        selects = selects or (type(node).__name__.startswith(_SELECTIONS) and not _keeps_rows(node))
-    return frozenset(links), selects
+        children = [_label(child, nr) for child, nr in node.next_functions if child is not None]
+        label = _label(node)
+        links.add((label, *children))
+        is_selection = _selects_rows(node)
+        orders = orders or is_selection or label.endswith(")")
+        selects = selects or (is_selection and not _keeps_rows(node))
+    return Graph(frozenset(links), selects, orders)
 
 
 def _nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
@@ -141,13 +154,58 @@ def _refuse_stray(node: Any, tape: Tape) -> None:
         raise stray_gradient(f"{site.parameters} ({site.key})")
 
 
-def _label(node: Any, batch: int) -> str:
-    """A node's name; with its index where it takes one sample out, since the order may change."""
+def _label(node: Any, output: int = 0) -> str:
+    """A node's name, with the place of the rows that it takes, or the order that it puts them in.
+
+    Samples may be taken out one by one in any order, though the graph looks the same otherwise.
+    """
     name = type(node).__name__
-    if name != "SelectBackward0" or node._saved_dim != 0:
+    details = _DETAILS.get(name)
+    if details is None:
         return name
-    takes_sample = node._saved_self_sym_sizes[0] == batch
-    return f"{name}[{node._saved_index}]" if takes_sample else name
+    values = tuple(getattr(node, detail) for detail in details)
+    if name in _OF_ROWS:
+        sizes = getattr(node, "_saved_self_sym_sizes", None)
+        if not _is_row_dim(node._saved_dim, sizes):
+            return name
+        values = (*values, output)
+    return f"{name}{values}"
+
+
+_DETAILS = {
+    "SelectBackward0": ("_saved_index",),
+    "SplitBackward0": ("_saved_split_size",),
+    "UnbindBackward0": (),
+    "FlipBackward0": ("_saved_dims",),
+    "RollBackward0": ("_saved_dims", "_saved_shifts"),
+    "PermuteBackward0": ("_saved_dims",),
+}
+_OF_ROWS = ("SelectBackward0", "SplitBackward0", "UnbindBackward0")
+
+
+def _is_row_dim(dim: int, sizes: Sequence[int] | None) -> bool:
+    """Whether this is the first dimension, but for those of size one."""
+    if sizes is None:
+        return dim == 0
+    first = next((place for place, size in enumerate(sizes) if size != 1), 0)
+    return dim in (first, 2**64 - len(sizes) + first)  # negative ones are given without a sign
+
+
+def _selects_rows(node: Any) -> bool:
+    """Whether a node picks rows by numbers that may be others each time."""
+    name = type(node).__name__
+    if name.startswith(_SELECTIONS):
+        return True
+    if name == "SliceBackward0":
+        sizes = node._saved_self_sym_sizes
+        if not _is_row_dim(node._saved_dim, sizes):
+            return False
+        rows = next((size for size in sizes if size != 1), 1)
+        return bool(node._saved_start) or not rows <= node._saved_end < 2**63
+    if name == "SplitWithSizesBackward0":
+        is_even = len(set(node._saved_split_sizes)) == 1
+        return _is_row_dim(node._saved_dim, node._saved_self_sym_sizes) and not is_even
+    return False
 
 
 def _keeps_rows(node: Any) -> bool:
@@ -203,10 +261,12 @@ class Verifier:
         Returns:
             The gradients of all losses, if independence was verified of them; None if not.
         """
-        links, selects_rows = summarize_graph(losses, tape, self._describe)
-        kind = (frozenset(tape.functions), links)
+        graph = summarize_graph(losses, tape, self._describe)
+        kind = (frozenset(tape.functions), graph.links)
+        for call in tape.calls:
+            call.orders_rows = graph.orders_rows
         try:
-            return self._verify(tape, losses, kind, selects_rows=selects_rows)
+            return self._verify(tape, losses, kind, selects_rows=graph.selects_rows)
         finally:
             self._constants.note(tape.calls)
 
@@ -228,7 +288,7 @@ class Verifier:
             self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
             return whole
-        return probe_layouts(tape, losses) if selects_rows else None
+        return probe_layouts(tape, losses) if selects_rows or tape.has_owned_rows() else None
 
     def _examine(
         self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
@@ -272,7 +332,7 @@ def _ask_all(losses: Tensor) -> Probe:
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:
     """Let every operation's rows belong to samples in one way only."""
-    if tape.batch > 1 and tape.is_unsettled():
+    if tape.batch > 1 and (tape.is_unsettled() or tape.has_owned_rows()):
         probe_layouts(tape, losses)
 
 
@@ -299,50 +359,12 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
 
 def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bool:
     """Whether all gradients scale with their sample's loss, in some layout of each site."""
-    for seeds in _powers_of_two(tape.batch):
+
+    def run(seeds: Tensor, observe: Callable[[Arrival], object]) -> None:
         probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
-        comparison = _Multiples(tape, probe, whole)
-        tape.propagate([losses], [probe.seeds], comparison, probe=probe)
-        if not comparison.holds:
-            return False
-    return True
+        tape.propagate([losses], [probe.seeds], observe, probe=probe)
 
-
-class _Multiples:
-    """Compares gradients with those of all losses as they arrive; none has to be kept."""
-
-    def __init__(self, tape: Tape, probe: Probe, whole: Sequence[Arrival]) -> None:
-        self._layouts, self._seeds, self._whole = tape.layouts, probe.seeds, whole
-        self._verdicts: list[bool] = []
-
-    def __call__(self, found: Arrival) -> None:
-        site, place = found.site, len(self._verdicts)
-        before = self._whole[place] if place < len(self._whole) else None
-        is_alike = before is not None and before.site.key == site.key
-        if before is not None and is_alike and all(self._verdicts):
-            verdict = self._layouts.observe(
-                site.key, found.grad, site.dims, self._seeds, before.grad
-            )
-            is_alike = verdict is not False
-        self._verdicts.append(is_alike)
-
-    @property
-    def holds(self) -> bool:
-        """Whether all that came are multiples, and all that should have come."""
-        return len(self._verdicts) == len(self._whole) and all(self._verdicts)
-
-
-def _powers_of_two(count: int) -> Iterator[Tensor]:
-    """Seeds such that any two samples differ in some of them."""
-    generator = torch.Generator()
-    generator.seed()
-    codes = torch.randperm(count, generator=generator)
-    spread = max(1, _CODES // count)
-    while True:
-        yield torch.exp2((codes % _CODES * spread - _LARGEST).double())
-        codes = codes // _CODES
-        if not codes.any():
-            return
+    return read_powers(tape.layouts, tape.batch, whole, run)
 
 
 def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> None:

@@ -6,6 +6,7 @@ from quietgrad.factors.conv import Conv, Geometry
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pullback, Pulled
+from quietgrad.factors.routed import Routed
 
 __all__ = [
     "Combined",
@@ -18,6 +19,7 @@ __all__ = [
     "Outer",
     "Pullback",
     "Pulled",
+    "Routed",
     "combine",
     "cover_rounding",
     "dot",

@@ -13,6 +13,7 @@ from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled, disjoint
+from quietgrad.factors.routed import Routed
 
 _FLOATS_AT_ONCE = 2**21
 
@@ -125,7 +126,7 @@ def _kind_of(factor: Factor) -> object:
         return Outer, factor.groups
     if isinstance(factor, Conv):
         return Conv, factor.geometry, factor.inputs.shape[2:], factor.grads.shape[2:]
-    return type(factor) if isinstance(factor, (Gather, Dense)) else id(factor)
+    return type(factor) if isinstance(factor, (Gather, Dense, Routed)) else id(factor)
 
 
 def _merge(uses: Sequence[Factor]) -> Factor:
@@ -143,6 +144,8 @@ def _merge(uses: Sequence[Factor]) -> Factor:
         return Outer(join("rows"), join("cols"), first.groups, first.shape)
     if isinstance(first, Gather):
         return Gather(join("ids"), join("values"), first.shape)
+    if isinstance(first, Routed):
+        return Routed(join("ids"), join("rows"), join("cols"), first.shape)
     assert isinstance(first, Conv)
     return Conv(join("inputs"), join("grads"), first.shape, first.geometry)
 

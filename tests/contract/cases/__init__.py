@@ -11,6 +11,7 @@ from . import (
     layout,
     linear,
     normalization,
+    ragged,
     recurrent,
     sharing,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "linear",
     "normalization",
     "precision",
+    "ragged",
     "recurrent",
     "sharing",
 ]

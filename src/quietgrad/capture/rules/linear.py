@@ -13,9 +13,11 @@ from torch import Tensor
 from quietgrad.capture.call import Call, Uses, as_computed
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
+from quietgrad.capture.owners import OwnedLayout
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer
+from quietgrad.factors.routed import Routed
 
 
 @rule(F.linear)
@@ -63,6 +65,41 @@ def weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
 
 def _transposed_weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
     return Outer(layout.split(input, 1), layout.split(grad, 1))
+
+
+@rule(*(f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f))
+def grouped_mm(
+    call: Call,
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows ``[N, D]`` in groups that end at ``offs[E]``, each times its matrix of ``[E, D, P]``."""
+    is_routed = mat_a.ndim == 2 and mat_b.ndim == 3 and offs is not None and bias is None
+    if not is_routed or call.is_managed(mat_a):
+        raise call.refuse(
+            "a grouped product is captured only of 2-D data with trainable 3-D weights, by offsets "
+            "and without a bias",
+            "Write it as a loop over the groups",
+            mat_a,
+            mat_b,
+        )
+    assert offs is not None
+    output = call.function(mat_a, call.value(mat_b), offs=offs, out_dtype=out_dtype)
+    places = torch.arange(len(mat_a), device=offs.device)
+    ids = torch.searchsorted(offs.contiguous(), places, right=True)
+    ids = ids.where(ids < len(offs), -1)
+    make = partial(_grouped_factor, shape=mat_b.shape)
+    return call.watch(output, [(mat_b, make)], saved=[as_computed(mat_a, output), ids], dims=1)
+
+
+def _grouped_factor(
+    layout: Layout, grad: Tensor, input: Tensor, ids: Tensor, *, shape: torch.Size
+) -> Factor:
+    places = layout.split(ids + 1, 0) - 1
+    return Routed(places, layout.split(input, 1), layout.split(grad, 1), shape)
 
 
 # Letters that stand for the sample and for its rows; the others are free for equations.
@@ -171,11 +208,23 @@ def _operand_factor(
         for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
         if position != index
     ]
+    kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
+    if isinstance(layout, OwnedLayout):
+        rows = _OwnedRows(layout, output_term)
+        gradient, term = rows.mark(to_float32(grad), output_term)
+        pairs = [rows.mark(tensor, t) for tensor, t in others]
+        routed = [letter for letter in kept if letter in rows.letters]
+        if len(routed) == 1 and kept[0] == routed[0]:
+            factor = _as_outer(pairs, gradient, term, kept[1:], shape[1:])
+            if isinstance(factor, Outer) and len(shape) == 3:
+                return Routed(rows.places(routed[0]), factor.rows, factor.cols, shape)
+        pairs += [rows.choose(letter, sizes[letter], gradient) for letter in routed]
+        factor = None if routed else _as_outer(pairs, gradient, term, kept, shape)
+        return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
     gradient, term = _mark_samples(
         layout, to_float32(grad), output_term, output_term, batch_of_one=True
     )
     pairs = [_mark_samples(layout, tensor, t, output_term) for tensor, t in others]
-    kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
     if layout.batch > 1 and output_term[layout.dim] in kept:
         raise SampleMixingError(
             "a parameter has the sample dimension itself in a product: it holds something of each "
@@ -243,6 +292,51 @@ def _mark_samples(
     count = tensor.shape[term.index(letter)] // layout.batch
     split = (layout.batch, count) if layout.major else (count, layout.batch)
     return tensor.unflatten(term.index(letter), split), term.replace(letter, marks)
+
+
+class _OwnedRows:
+    """Rows of samples in any order: those of a sample become adjacent, in all tensors alike.
+
+    Attributes:
+        letters: of the dimensions that the rows run over.
+    """
+
+    def __init__(self, layout: OwnedLayout, output_term: str) -> None:
+        self.letters = "".join(output_term[dim] for dim in layout.dims)
+        self._layout, self._output = layout, output_term
+
+    def mark(self, tensor: Tensor, term: str) -> tuple[Tensor, str]:
+        """A tensor with sample and row in the place of these letters, if it has any of them."""
+        own = [letter for letter in self.letters if letter in term]
+        if self.letters and not own:
+            return tensor, term
+        tensor = tensor.where(self._mask(term), 0)
+        rows = tensor.movedim([term.index(c) for c in own], list(range(len(own))))
+        rows = rows[tuple(self._index(c) for c in own)] if own else tensor.unsqueeze(0)
+        rest = "".join(letter for letter in term if letter not in own)
+        return self._layout.gather(rows), _SAMPLE + _ROW + rest
+
+    def _mask(self, term: str) -> Tensor:
+        """Where a tensor meets some gradient."""
+        shared = "".join(letter for letter in self._output if letter in term)
+        others = [dim for dim, letter in enumerate(self._output) if letter not in term]
+        mask = self._layout.is_touched
+        mask = mask.sum(others).bool() if others else mask
+        order = [shared.index(letter) for letter in term if letter in shared]
+        sizes = iter(mask.permute(order).shape)
+        return mask.permute(order).reshape([next(sizes) if c in shared else 1 for c in term])
+
+    def places(self, letter: str) -> Tensor:
+        """``[B, K]``: of each row its place in one dimension; -1 where there is no row."""
+        return self._layout.gather(self._index(letter) + 1) - 1
+
+    def choose(self, letter: str, size: int, like: Tensor) -> tuple[Tensor, str]:
+        """One where a row has this place in a dimension, zero elsewhere."""
+        chosen = F.one_hot(self.places(letter) + 1, size + 1)[..., 1:]
+        return chosen.to(like.dtype), _SAMPLE + _ROW + letter
+
+    def _index(self, letter: str) -> Tensor:
+        return self._layout.index(self._layout.dims[self.letters.index(letter)])
 
 
 def _sizes(operands: tuple[Tensor, ...], terms: list[str]) -> dict[str, int]:

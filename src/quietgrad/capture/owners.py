@@ -1,0 +1,341 @@
+"""Which sample a row of a gradient belongs to: every loss is multiplied by its own power of two.
+
+A row of the gradient must then be multiplied by that of its sample, to the last bit. Where one
+dimension runs over the samples, this confirms it. Where none does (routed tokens, packed steps,
+joined graphs), the power tells the sample of each row. Rows without a gradient belong to nobody:
+they contribute nothing. A row in which several powers meet is mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quietgrad.capture.layout import Layout, is_multiple
+from quietgrad.factors.routed import list_slots
+
+if TYPE_CHECKING:
+    from quietgrad.capture.layout import LayoutTable
+    from quietgrad.capture.tape import Arrival
+
+# Powers of two that losses are multiplied by: far from what any type of number cannot hold.
+_CODES, _LARGEST = 64, 31
+_NOBODY = -1
+# Times the smallest number: entries that keep all their digits when divided by the largest power.
+_SMALLEST = 2.0**33
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedLayout(Layout):
+    """Dimensions ``dims`` hold rows of samples in any order and number.
+
+    Attributes:
+        owners: the sample of each row, of the sizes of ``dims``; -1 if it is nobody's.
+        dims: of a tensor, in order; none if all of it belongs to one sample.
+        is_touched: by leading dimensions, where there is a gradient. What stands elsewhere may be
+            another sample's, and must not count: not even as zero times something infinite.
+    """
+
+    owners: Tensor = field(default_factory=lambda: torch.zeros(()))
+    dims: tuple[int, ...] = ()
+    is_touched: Tensor = field(default_factory=lambda: torch.ones(()))
+
+    def split(self, tensor: Tensor, trailing: int) -> Tensor:
+        """``[B, K, *last trailing dims]``, with zeros where a sample has fewer than K positions."""
+        tail = tensor.shape[tensor.ndim - trailing :]
+        rows = self.rows_of(self.clear(tensor))
+        return self.gather(rows).reshape(self.batch, -1, *tail)
+
+    def clear(self, tensor: Tensor) -> Tensor:
+        """A tensor with the same leading dimensions, with zeros where there is no gradient."""
+        mask = self.is_touched.view(*self.is_touched.shape, *[1] * (tensor.ndim - self._depth))
+        return tensor.where(mask, 0)
+
+    @property
+    def _depth(self) -> int:
+        return self.is_touched.ndim
+
+    def unbroadcast(self, tensor: Tensor, shape: torch.Size) -> Tensor:
+        """Sum each sample's part of ``tensor`` to ``shape``, from which it was broadcast."""
+        padded = (1,) * (tensor.ndim - len(shape)) + tuple(shape)
+        kept = [dim for dim in self.dims if padded[dim] != 1]
+        others = [dim for dim in range(tensor.ndim) if dim not in self.dims]
+        rows = self.rows_of(self.clear(tensor))
+        summed = [1 + i for i, dim in enumerate(others) if padded[dim] == 1]
+        rows = rows.sum(summed, keepdim=True) if summed else rows
+        sizes = [padded[dim] for dim in kept]
+        # Where the parameter has such a dimension itself, a row counts for its own entry only.
+        places = self.owners.flatten().clone()
+        for dim in kept:
+            places = places * padded[dim] + self.index(dim)
+        out = rows.new_zeros(self.batch * torch.Size(sizes).numel(), *rows.shape[1:])
+        owned = self.owners.flatten() != _NOBODY
+        out.index_add_(0, places[owned], rows[owned])
+        out = out.view(self.batch, *sizes, *(padded[dim] for dim in others))
+        order = [*kept, *others]
+        missing = [dim for dim in self.dims if dim not in kept]
+        out = out.view(*out.shape, *[1] * len(missing))
+        order += missing
+        back = sorted(range(len(order)), key=lambda place: order[place])
+        return out.permute(0, *(1 + place for place in back)).reshape(self.batch, *shape)
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """``[rows, *other dims]``."""
+        if not self.dims:
+            return tensor.unsqueeze(0)
+        return tensor.movedim(self.dims, tuple(range(len(self.dims)))).flatten(
+            0, len(self.dims) - 1
+        )
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """``[rows, ...]`` as ``[B, K, ...]``, with zeros where a sample has fewer than K."""
+        padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+        return padded[self._slots]
+
+    def index(self, dim: int) -> Tensor:
+        """Of each row its place in one of ``dims``."""
+        places = torch.arange(self.owners.shape[self.dims.index(dim)], device=self.owners.device)
+        shape = [1] * len(self.dims)
+        shape[self.dims.index(dim)] = -1
+        return places.view(shape).expand(self.owners.shape).flatten()
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return list_slots(self.owners.flatten(), self.batch)
+
+
+def list_row_dims(count: int) -> list[tuple[int, ...]]:
+    """Dimensions that rows may run over: none, each by itself, then several leading ones."""
+    singles = [(dim,) for dim in range(count)]
+    return [(), *singles, *(tuple(range(n)) for n in range(2, count + 1))]
+
+
+class OwnerReader:
+    """Reads the owners of one gradient's rows from passes with other powers of two.
+
+    Args:
+        dims: those in which the samples can be.
+    """
+
+    def __init__(self, dims: range) -> None:
+        self._left: dict[tuple[int, ...], Tensor] | None = None
+        self._dims = dims
+        self._is_touched: Tensor | None = None
+
+    def read(self, grad: Tensor, whole: Tensor, exponents: Sequence[int], base: int) -> bool:
+        """Whether rows are multiples by these powers of two, whose places are the next digit.
+
+        Args:
+            grad: of losses, each times one of these powers.
+            whole: of the losses themselves.
+            exponents: by digit.
+            base: of the digits that were read before.
+        """
+        if grad.shape != whole.shape:
+            return False
+        powers = _find_powers(grad, whole)
+        if self._is_touched is None:
+            told, depth = ~powers.isnan(), len(self._dims)
+            self._is_touched = told.flatten(depth).any(-1) if told.ndim > depth else told
+        table = {exponent: digit for digit, exponent in enumerate(exponents)}
+        found: dict[tuple[int, ...], Tensor] = {}
+        for dims in list_row_dims(len(self._dims)) if self._left is None else self._left:
+            digits = _read_digits(powers, dims, table)
+            if digits is None or not _are_multiples(grad, whole, dims, digits, exponents):
+                continue
+            if self._left is not None:
+                before = self._left[dims]
+                digits = torch.where(digits == _NOBODY, digits, before + base * digits)
+            found[dims] = digits
+        self._left = found
+        return bool(found)
+
+    def make_layout(self, samples: Tensor) -> OwnedLayout | None:
+        """Rows by their owners, if all have one; ``samples`` are in the order of the codes."""
+        for dims, codes in (self._left or {}).items():
+            if not codes.numel() or int(codes.max()) < len(samples):
+                owners = samples.to(codes.device)[codes.clamp_min(0)]
+                owners = owners.where(codes != _NOBODY, _NOBODY)
+                assert self._is_touched is not None
+                return OwnedLayout(
+                    len(samples), owners=owners, dims=dims, is_touched=self._is_touched
+                )
+        return None
+
+
+def _find_powers(grad: Tensor, whole: Tensor) -> Tensor:
+    """The exponent of the power of two between entries; NaN where it cannot be told."""
+    if whole.is_complex():
+        grad, whole = (torch.view_as_real(t).abs().amax(-1) for t in (grad, whole))
+    is_told = whole.abs().ge(_SMALLEST * torch.finfo(whole.dtype).tiny) & grad.ne(0)
+    is_told &= whole.isfinite() & grad.isfinite()
+    grad, whole = (t if t.dtype == torch.float64 else t.float() for t in (grad, whole))
+    powers = torch.frexp(grad).exponent - torch.frexp(whole).exponent
+    return powers.to(torch.float32).where(is_told, torch.nan)
+
+
+def _read_digits(powers: Tensor, dims: tuple[int, ...], table: dict[int, int]) -> Tensor | None:
+    """The digit of each row; None if there are several in one row, or none of the table's."""
+    others = [dim for dim in range(powers.ndim) if dim not in dims]
+    if not powers.numel():
+        return torch.full([powers.shape[dim] for dim in dims], _NOBODY, device=powers.device)
+    lowest, highest = powers.nan_to_num(torch.inf), powers.nan_to_num(-torch.inf)
+    if others:
+        lowest, highest = lowest.amin(others), highest.amax(others)
+    is_touched = highest.isfinite()
+    if not lowest.where(is_touched, 0).equal(highest.where(is_touched, 0)):
+        return None
+    digits = torch.full(highest.shape, _NOBODY, dtype=torch.int64, device=powers.device)
+    for power in highest[is_touched].unique().tolist():
+        if int(power) not in table:
+            return None
+        digits[highest == power] = table[int(power)]
+    return digits
+
+
+def _are_multiples(
+    grad: Tensor, whole: Tensor, dims: tuple[int, ...], digits: Tensor, exponents: Sequence[int]
+) -> bool:
+    """Whether rows are multiples, to the last bit, and those of nobody are next to nothing."""
+    real = grad.real.dtype if grad.is_complex() else grad.dtype
+    factors = torch.tensor([2.0**e for e in exponents], dtype=real, device=grad.device)
+    shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
+    is_owned = (digits != _NOBODY).view(shape)
+    by_row = factors[digits.clamp_min(0)].view(shape)
+    nothing = _SMALLEST * torch.finfo(real).tiny * float(factors.max())
+    rest = grad.where(~is_owned & whole.isfinite(), 0).abs()
+    return bool(rest.le(nothing).all()) and is_multiple(
+        grad.where(is_owned, 0), whole.where(is_owned, 0), by_row
+    )
+
+
+Run = Callable[[Tensor, Callable[["Arrival"], object]], None]
+"""Back-propagates losses times seeds, one for each sample, and lets arrivals be observed."""
+
+
+def read_powers(
+    layouts: LayoutTable,
+    batch: int,
+    whole: Sequence[Arrival],
+    run: Run,
+    *,
+    only_owned: bool = False,
+) -> bool:
+    """Whether all gradients scale with their sample's loss; rows that need it get their owners.
+
+    Args:
+        layouts: by one dimension, of which those are struck out that do not fit.
+        batch: the number of samples.
+        whole: the gradients of all losses.
+        run: a further pass.
+        only_owned: whether nothing is asked of operations with a layout by one dimension.
+    """
+    codes, comparison = _Codes(batch), _Multiples(layouts, whole, only_owned=only_owned)
+    while True:
+        for power, seeds in enumerate(codes.seeds()):
+            comparison.begin(seeds, codes.exponents, _CODES**power)
+            run(seeds, comparison)
+            if not comparison.holds:
+                break
+        if not comparison.is_to_be_read_again():
+            return comparison.holds and comparison.settle(codes.samples)
+
+
+class _Codes:
+    """Powers of two for samples, in several passes where there are more samples than powers.
+
+    Attributes:
+        exponents: of the powers.
+        samples: in the order of their codes.
+    """
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator()
+        generator.seed()
+        self._codes = torch.randperm(count, generator=generator)
+        spread = max(1, _CODES // count)
+        self.exponents = [digit * spread - _LARGEST for digit in range(min(_CODES, count))]
+        self.samples = self._codes.argsort()
+
+    def seeds(self) -> Iterator[Tensor]:
+        """By sample, such that any two samples differ in some of them."""
+        left, powers = self._codes, torch.tensor(self.exponents).double().exp2()
+        while True:
+            yield powers[left % _CODES]
+            left = left // _CODES
+            if not left.any():
+                return
+
+
+class _Multiples:
+    """Compares gradients with those of all losses as they arrive; none has to be kept.
+
+    Where no layout by one dimension is left, rows are asked for their owners.
+    """
+
+    def __init__(self, layouts: LayoutTable, whole: Sequence[Arrival], *, only_owned: bool) -> None:
+        self._layouts, self._whole, self._only_owned = layouts, whole, only_owned
+        self._readers: dict[int, OwnerReader] = {}
+        self._unread: set[int] = set()
+        self._verdicts: list[bool] = []
+
+    def begin(self, seeds: Tensor, exponents: Sequence[int], base: int) -> None:
+        """The next pass: losses times ``seeds``, powers of two with these exponents."""
+        self._seeds, self._exponents, self._base = seeds, exponents, base
+        self._verdicts = []
+
+    def __call__(self, found: Arrival) -> None:
+        place = len(self._verdicts)
+        before = self._whole[place] if place < len(self._whole) else None
+        is_alike = before is not None and before.site.key == found.site.key
+        if before is not None and is_alike and all(self._verdicts):
+            is_alike = self._compare(place, found, before.grad)
+        self._verdicts.append(is_alike)
+
+    def _compare(self, place: int, found: Arrival, whole: Tensor) -> bool:
+        site = found.site
+        is_read = place in self._readers or place in self._unread
+        if not is_read and site.key not in self._layouts.owned:
+            if self._only_owned and self._layouts.possible(
+                site.key, found.grad.shape, site.dims, len(self._seeds)
+            ):
+                return True
+            verdict = self._layouts.observe(site.key, found.grad, site.dims, self._seeds, whole)
+            if verdict is not False:
+                return True
+            if self._base > 1:  # the digits before this one were not read
+                self._unread.add(place)
+                return False
+        reader = self._readers.setdefault(place, OwnerReader(site.dims))
+        return reader.read(found.grad, whole, self._exponents, self._base)
+
+    def is_to_be_read_again(self) -> bool:
+        """Whether rows have to be asked for their owners that were not, from the beginning."""
+        # If one use of an operation has such rows, all uses are read.
+        keys = {self._whole[place].site.key for place in self._readers}
+        uses = {place for place, each in enumerate(self._whole) if each.site.key in keys}
+        unread = (uses if self.holds else self._unread) - self._readers.keys()
+        if unread:
+            self._unread |= unread
+            self._readers.clear()
+        return bool(unread)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that came are multiples, and all that should have come."""
+        return len(self._verdicts) == len(self._whole) and all(self._verdicts)
+
+    def settle(self, samples: Tensor) -> bool:
+        """Let rows belong to their owners; False if one of them belongs to no sample."""
+        for place, reader in self._readers.items():
+            site = self._whole[place].site
+            site.owners = reader.make_layout(samples)
+            if site.owners is None:
+                return False
+            self._layouts.owned.add(site.key)
+        return True

@@ -1,0 +1,165 @@
+"""Rows whose owners are others in every step: routed, masked, packed; compared step by step."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import quietgrad as qg
+from quietgrad.errors import QuietgradError, SampleMixingError
+
+from .helpers import FEATURES, Net, assert_exact, assert_exact_steps, samples, squares
+
+
+def is_token(x):
+    """Another number of positions for each sample; none for some."""
+    lengths = (x[:, 0, 0].abs() * 100).long() % (x.shape[1] + 1)
+    return torch.arange(x.shape[1]) < lengths[:, None]
+
+
+def by_mask(net, x):
+    mask = is_token(x)
+    out = x.new_zeros(*x.shape[:2], 2)
+    out[mask] = net.last(net.first(x[mask]).tanh())
+    return out.sum(1)
+
+
+def by_sizes(net, x):
+    """Joined by lengths that are numbers of Python; nothing is indexed."""
+    sizes = is_token(x).sum(1).tolist()
+    rows = torch.cat([each[:size] for each, size in zip(x, sizes, strict=True)])
+    parts = net.first(rows).tanh().split(sizes)
+    return net.last(torch.stack([part.sum(0) for part in parts]))
+
+
+def by_slices(net, x):
+    sizes = is_token(x).sum(1).tolist()
+    rows = net.first(torch.cat([each[:size] for each, size in zip(x, sizes, strict=True)])).tanh()
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    starts = [0, *ends[:-1]]
+    return net.last(torch.stack([rows[a:b].sum(0) for a, b in zip(starts, ends, strict=True)]))
+
+
+def by_routing(net, x):
+    tokens = x.flatten(0, 1)
+    gate = net.first(tokens)
+    chosen, out = gate.argmax(-1), x.new_zeros(len(tokens), 2)
+    for expert in range(gate.shape[-1]):
+        rows = (chosen == expert).nonzero().flatten()
+        done = net.last(gate[rows] * (expert + 1)) * gate[rows].softmax(-1)[:, expert, None]
+        out = out.index_add(0, rows, done)
+    return out.view(*x.shape[:2], 2).sum(1)
+
+
+def by_sorting(net, x):
+    order = x[:, 0, 0].argsort()
+    return net.last(net.first(x)[order].tanh())[order.argsort()].sum(1)
+
+
+FORWARDS = [by_mask, by_sizes, by_slices, by_routing, by_sorting]
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("length", [3, 4])
+def test_owners_that_change_between_steps_are_exact(forward, length):
+    def draw(step):
+        return (samples(6, length, FEATURES, seed=step),)
+
+    assert_exact_steps(Net(forward), draw, steps=12, count=6, batch_size=4)
+
+
+@pytest.mark.parametrize("later", [(1, 3), (3, 1), (0, 4), (4, 4)])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_rows_that_look_regular_at_first_are_exact(forward, later):
+    """As many positions of each sample for a while, so that one dimension seems to hold them."""
+
+    def draw(step):
+        x = samples(2, 4, FEATURES, seed=step)
+        lengths = (2, 2) if step < 6 else later
+        x[:, 0, 0] = 0.01 * torch.tensor(lengths) + 0.005
+        return (x,)
+
+    assert_exact_steps(Net(forward), draw, steps=9, count=2)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_more_samples_than_codes_of_one_pass_are_exact(forward):
+    assert_exact(Net(forward), squares, samples(150, 3, FEATURES))
+
+
+@pytest.mark.parametrize("clipping", qg.clipping.names())
+@pytest.mark.parametrize("grouping", ["all-layer", "layer-wise", "param-wise"])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_leaving_one_out_moves_the_sum_by_no_more_than_the_sensitivity(forward, clipping, grouping):
+    model, x = Net(forward), 3 * samples(5, 4, FEATURES)
+    options = {"clipping": clipping, "grouping": grouping}
+    whole = qg.clipped_sum(model, lambda: squares(model, x), **options)
+    for left_out in range(5):
+        rest = x[torch.arange(5) != left_out]
+        other = qg.clipped_sum(model, lambda rest=rest: squares(model, rest), **options)
+        change = [(whole.grads[name] - other.grads[name]).square().sum() for name in whole.grads]
+        assert torch.stack(change).sum().sqrt() <= whole.sensitivity * (1 + 1e-9)
+
+
+def mixing_of_rows(net, x):
+    mask = is_token(x)
+    rows = net.first(x[mask])
+    rows = rows + 0.01 * rows.mean(0)
+    return net.last(x.new_zeros(*x.shape[:2], 3).index_put((mask,), rows)).sum(1)
+
+
+def detached_mixing_of_rows(net, x):
+    mask = is_token(x)
+    rows = net.first(x[mask])
+    rows = rows * rows.detach().mean(0)
+    return net.last(x.new_zeros(*x.shape[:2], 3).index_put((mask,), rows)).sum(1)
+
+
+def mixing_of_neighbours(net, x):
+    mask = is_token(x)
+    rows = net.first(x[mask])
+    rows = rows + 1e-6 * rows.roll(1, 0)
+    return net.last(x.new_zeros(*x.shape[:2], 3).index_put((mask,), rows)).sum(1)
+
+
+def capacity(net, x):
+    """Only the first few rows of all are computed."""
+    mask = is_token(x)
+    rows = net.first(x[mask])
+    rows = torch.cat([rows[:5], torch.zeros_like(rows[5:])])
+    return net.last(x.new_zeros(*x.shape[:2], 3).index_put((mask,), rows)).sum(1)
+
+
+def balanced(net, x):
+    """A load-balancing weight over all tokens."""
+    tokens = x.flatten(0, 1)
+    gate = net.first(tokens).softmax(-1)
+    load = F.one_hot(gate.argmax(-1), 3).double().mean(0)
+    return net.last(gate * load).view(*x.shape[:2], 2).sum(1)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [mixing_of_rows, detached_mixing_of_rows, mixing_of_neighbours, capacity, balanced],
+)
+def test_rows_that_are_mixed_are_refused(forward):
+    model, x = Net(forward), samples(5, 4, FEATURES)
+    with pytest.raises(SampleMixingError):
+        qg.clipped_sum(model, lambda: squares(model, x))
+
+
+def test_a_sample_that_is_broken_leaves_the_others_alone():
+    """Rows of others with the same owner's operation do not become what they are not."""
+
+    def forward(net, x):
+        halves = [net.first(half) for half in x.chunk(2)]
+        return net.last(torch.cat(halves).sum(1))
+
+    for place, value in ((0, torch.nan), (1, torch.inf), (3, torch.nan)):
+        model, x = Net(forward), samples(4, 3, FEATURES)
+        clean = qg.clipped_sum(model, lambda: squares(model, x))  # noqa: B023
+        others = torch.arange(4) != place
+        x[place] = value
+        found = qg.clipped_sum(model, lambda: squares(model, x))  # noqa: B023
+        assert torch.allclose(found.norms[others], clean.norms[others])
+        assert all(grad.isfinite().all() for grad in found.grads.values())

@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quietgrad.errors import SampleMixingError
-
 from .helpers import (
     FEATURES,
     Net,
     assert_exact,
     assert_exact_or_refused,
-    assert_refused,
     samples,
     squares,
 )

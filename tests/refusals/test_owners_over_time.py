@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import quietgrad as qg
-from quietgrad.errors import QuietgradError, SampleMixingError
+from quietgrad.errors import SampleMixingError
 
 from .helpers import FEATURES, Net, assert_exact, assert_exact_steps, samples, squares
 

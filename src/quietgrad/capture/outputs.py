@@ -77,7 +77,7 @@ class OutputComparison:
         if self._is_one_for_each(before, after, parts):
             order = self.old.tolist()
             children, parts = [children[i] for i in order], [parts[i] for i in order]
-            each = each if factors is None else [factor for factor in factors]
+            each = each if factors is None else list(factors)
         for child, other, part, factor in zip(children, others, parts, each, strict=False):
             yield from self._seed(child, other, part, factor)
 

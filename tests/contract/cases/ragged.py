@@ -1,8 +1,11 @@
 """Rows that belong to samples in any order and number: routed, masked, sorted, one by one."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import nn, rand, randint, randn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .table import B, Net, case
 
@@ -76,7 +79,7 @@ def _grouped_mm(rows, matrices, ends):
     if rows.dtype != torch.float64:
         return F.grouped_mm(rows, matrices, offs=ends)
     starts = [0, *ends.tolist()]  # torch has no such product in float64
-    parts = [rows[a:b] @ matrices[e] for e, (a, b) in enumerate(zip(starts, starts[1:]))]
+    parts = [rows[a:b] @ matrices[e] for e, (a, b) in enumerate(pairwise(starts))]
     return torch.cat(parts)
 
 
@@ -259,3 +262,31 @@ case(
         (randn(B, 7, 5), rand(B, 1)),
     ),
 )
+
+
+def _packed(m, x):
+    """Packed sequences of unequal length, in whatever order, and back."""
+    lengths = 1 + (x[..., 0].sum(1).abs() * 100).long() % x.shape[1]
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    output, state = m.layer(packed)
+    padded, _ = pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])
+    states = torch.cat([part.transpose(0, 1) for part in state], -1) if m.has_cell else state
+    states = states if m.has_cell else states.transpose(0, 1)
+    return torch.cat([padded.flatten(1), states.flatten(1)], 1)
+
+
+def _packed_case(name, build):
+    def make():
+        net = Net(_packed, layer=build())
+        net.has_cell = isinstance(net.layer, nn.LSTM)
+        return net, randn(B, 7, 5)
+
+    case(f"ragged-packed-{name}", make)
+
+
+_packed_case("lstm", lambda: nn.LSTM(5, 3, batch_first=True))
+_packed_case("lstm-layers-both-ways", lambda: nn.LSTM(5, 3, num_layers=2, bidirectional=True))
+_packed_case("lstm-projected", lambda: nn.LSTM(5, 4, proj_size=3, bidirectional=True))
+_packed_case("gru", lambda: nn.GRU(5, 3, bidirectional=True))
+_packed_case("rnn", lambda: nn.RNN(5, 3, num_layers=2, bias=False))
+_packed_case("relu", lambda: nn.RNN(5, 3, nonlinearity="relu", bidirectional=True))

@@ -163,13 +163,15 @@ class _Recurrence(torch.autograd.Function):
     """All steps of one direction of a layer: projected inputs ``[T, B, gates * H]`` to states.
 
     The weight of the hidden state and the bias added to its projection are cut off from autograd;
-    ``site`` receives the gradient of the projected hidden states.
+    ``site`` receives the gradient of the projected hidden states. In step ``t`` only the first
+    ``sizes[t]`` sequences go on; the state of the others stays.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         kind: Kind,
+        sizes: Sequence[int],
         projected: Tensor,
         token: Tensor,
         site: Site | None,
@@ -185,11 +187,14 @@ class _Recurrence(torch.autograd.Function):
             steps_of[0].copy_(initial)
         added = projected.new_zeros(()) if bias is None else bias
         recurrent, transposed = projected.new_empty(batch, len(weight)), weight.t()
-        for step in range(steps):
-            torch.addmm(added, states[0][step], transposed, out=recurrent)
-            before, after = (tuple(s[i] for s in states) for i in (step, step + 1))
-            kind.forward(projected[step], recurrent, before, after, keep[step])
-        ctx.kind, ctx.site = kind, site
+        for step, size in enumerate(sizes):
+            torch.addmm(added, states[0][step, :size], transposed, out=recurrent[:size])
+            before, after = (tuple(s[i, :size] for s in states) for i in (step, step + 1))
+            kind.forward(projected[step, :size], recurrent[:size], before, after, keep[step, :size])
+            if size < batch:
+                for state_of in states:
+                    state_of[step + 1, size:].copy_(state_of[step, size:])
+        ctx.kind, ctx.site, ctx.sizes = kind, site, sizes
         ctx.save_for_backward(weight, keep, *states)
         ctx.set_materialize_grads(False)
         hidden, *cells = states
@@ -199,27 +204,36 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kind: Kind = ctx.kind
+        sizes: Sequence[int] = ctx.sizes
         weight, keep, *states = ctx.saved_tensors
         inputs = (states[0][:-1],)
         if all(grad is None for grad in grads):
             if ctx.site is not None:
                 ctx.site.receive(None, inputs)
-            return (None,) * (6 + len(states))
+            return (None,) * (7 + len(states))
         steps, batch = keep.shape[:2]
         none = torch.zeros_like(states[0][0])
         later = [none, *(none if grad is None else grad for grad in grads[1:])]
-        projected = keep.new_empty(steps, batch, len(weight))
-        recurrent = torch.empty_like(projected)
+        projected = keep.new_zeros(steps, batch, len(weight))
+        recurrent = torch.zeros_like(projected)
         for step in reversed(range(steps)):
+            size = sizes[step]
             arriving = later[0] if grads[0] is None else later[0] + grads[0][step]
-            before = tuple(state[step] for state in states)
+            before = tuple(state[step, :size] for state in states)
+            current = arriving[:size], *(grad[:size] for grad in later[1:])
             rest = kind.backward(
-                keep[step], before, (arriving, *later[1:]), projected[step], recurrent[step]
+                keep[step, :size],
+                before,
+                current,
+                projected[step, :size],
+                recurrent[step, :size],
             )
-            later = [torch.addmm(rest[0], recurrent[step], weight), *rest[1:]]
+            now = [torch.addmm(rest[0], recurrent[step, :size], weight), *rest[1:]]
+            held = (arriving[size:], *(grad[size:] for grad in later[1:]))
+            later = now if size == batch else list(map(torch.cat, zip(now, held, strict=True)))
         if ctx.site is not None:
             ctx.site.receive(recurrent, inputs)
-        return (None, projected, None, None, None, None, *later)
+        return (None, None, projected, None, None, None, None, *later)
 
 
 # One step: projected input, hidden projection, previous state -> new state (hidden first).
@@ -242,20 +256,48 @@ def _register(
         return state if has_cell else state[0]
 
 
+class _Packing:
+    """Sequences of unequal length, the longest first: step by step, or padded ``[T, B, ...]``.
+
+    Args:
+        sizes: how many sequences have a step ``t``, for each ``t``.
+    """
+
+    def __init__(self, sizes: Tensor) -> None:
+        self.sizes: list[int] = sizes.tolist()
+        places = torch.arange(self.sizes[0])
+        self._is_step = places < sizes[:, None]
+        self._lengths = self._is_step.sum(0)
+        starts = sizes.cumsum(0) - sizes
+        self._rows = torch.where(self._is_step, starts[:, None] + places, int(sizes.sum()))
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """``[rows, ...]`` as ``[T, B, ...]``, with zeros behind the ends."""
+        return torch.cat([packed, packed.new_zeros(1, *packed.shape[1:])])[self._rows]
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """``[T, B, ...]`` as ``[rows, ...]``."""
+        return padded[self._is_step.to(padded.device)]
+
+    def reverse(self, padded: Tensor) -> Tensor:
+        """Each sequence from its own end to its beginning."""
+        steps = torch.arange(len(self.sizes))[:, None]
+        turned = torch.where(self._is_step, self._lengths - 1 - steps, steps)
+        return padded[turned, torch.arange(self.sizes[0])]
+
+
 def _run_layers(
     call: Call, input: Tensor, args: tuple[Any, ...], kind: Kind, step: Step
 ) -> tuple[Tensor, State]:
     if isinstance(args[0], Tensor) and args[0].dtype == torch.int64:  # sizes of packed steps
-        raise call.refuse(
-            "packed sequences do not keep the samples in a dimension of their own",
-            "Pass the padded tensor and mask the loss instead",
-            *next(part for part in args[2:] if isinstance(part, (list, tuple))),
-        )
+        packing = _Packing(args[0].cpu())
+        sequence, args = packing.pad(input), (*args[1:], False)
+    else:
+        packing, sequence = None, input.transpose(0, 1) if args[-1] else input
     hx, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
     states = _as_data(call, tuple(hx) if isinstance(hx, (tuple, list)) else (hx,))
     directions = 2 if bidirectional else 1
     per_cell = len(weights) // (num_layers * directions)
-    sequence = input.transpose(0, 1) if batch_first else input
     finals: list[State] = []
     for layer in range(num_layers):
         outputs = []
@@ -263,49 +305,91 @@ def _run_layers(
             index = layer * directions + direction
             cell = weights[index * per_cell : (index + 1) * per_cell]
             initial = tuple(state[index] for state in states)
-            steps, final = _run_direction(
-                call, sequence, initial, cell, has_biases, kind, step, index, direction == 1
-            )
+            run = _Direction(call, cell, has_biases, kind, step, index)
+            steps, final = run(sequence, initial, packing, reverse=direction == 1)
             outputs.append(steps)
             finals.append(final)
         sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if dropout and training and layer < num_layers - 1:
-            sequence = F.dropout(sequence, dropout)
+            sequence = _drop(sequence, dropout, packing)
     final_states = tuple(torch.stack(column) for column in zip(*finals, strict=True))
+    if packing is not None:
+        return packing.pack(sequence), final_states
     return sequence.transpose(0, 1) if batch_first else sequence, final_states
 
 
-def _run_direction(
-    call: Call,
-    sequence: Tensor,
-    state: State,
-    cell: Sequence[Tensor],
-    has_biases: bool,
-    kind: Kind,
-    step: Step,
-    index: int,
-    reverse: bool,
-) -> tuple[Tensor, State]:
-    w_ih, w_hh = cell[:2]
-    b_ih, b_hh = cell[2:4] if has_biases else (None, None)
-    projection = cell[-1] if len(cell) in (3, 5) else None
-    projected = linear(call, sequence, w_ih, b_ih, label=f"{index} input")
-    inputs = projected.flip(0) if reverse else projected
-    if projection is None and _is_plain(call, projected, w_hh, b_hh):
+def _drop(sequence: Tensor, rate: float, packing: _Packing | None) -> Tensor:
+    """Dropout between layers, drawn for as many entries as torch draws."""
+    if packing is None:
+        return F.dropout(sequence, rate)
+    return packing.pad(F.dropout(packing.pack(sequence), rate))
+
+
+class _Direction:
+    """One direction of one layer."""
+
+    def __init__(
+        self,
+        call: Call,
+        cell: Sequence[Tensor],
+        has_biases: bool,
+        kind: Kind,
+        step: Step,
+        index: int,
+    ) -> None:
+        self._call, self._kind, self._step, self._index = call, kind, step, index
+        self._w_ih, self._w_hh = cell[:2]
+        self._b_ih, self._b_hh = cell[2:4] if has_biases else (None, None)
+        self._projection = cell[-1] if len(cell) in (3, 5) else None
+
+    def __call__(
+        self, sequence: Tensor, state: State, packing: _Packing | None, *, reverse: bool
+    ) -> tuple[Tensor, State]:
+        """All hidden states, and the last state."""
+
+        def turn(steps: Tensor) -> Tensor:
+            if not reverse:
+                return steps
+            return steps.flip(0) if packing is None else packing.reverse(steps)
+
+        label = f"{self._index} input"
+        projected = turn(linear(self._call, sequence, self._w_ih, self._b_ih, label=label))
+        sizes = [projected.shape[1]] * len(projected) if packing is None else packing.sizes
+        is_plain = _is_plain(self._call, projected, self._w_hh, self._b_hh)
+        run = self._run_at_once if self._projection is None and is_plain else self._run_by_steps
+        outputs, state = run(projected, sizes, state)
+        return turn(outputs), state
+
+    def _run_at_once(
+        self, inputs: Tensor, sizes: Sequence[int], state: State
+    ) -> tuple[Tensor, State]:
+        call, w_hh, b_hh = self._call, self._w_hh, self._b_hh
         uses: Uses = [(w_hh, weight_factor), (b_hh, bias_factor)]
-        site = call.site(uses, inputs.shape, dims=2, label=f"{index} hidden")
+        site = call.site(uses, inputs.shape, dims=2, label=f"{self._index} hidden")
         apply: Any = _Recurrence.apply
         values = call.value(w_hh), call.value(b_hh)
-        outputs, *cells = apply(kind, inputs, call.token, site, *values, *state)
-        return outputs.flip(0) if reverse else outputs, (outputs[-1], *cells)
-    steps: list[Tensor] = []
-    for gates in inputs.unbind(0):
-        state = step(gates, lambda h: linear(call, h, w_hh, b_hh, label=f"{index} hidden"), state)
-        if projection is not None:
-            hidden = linear(call, state[0], projection, label=f"{index} projection")
-            state = (hidden, *state[1:])
-        steps.append(state[0])
-    return torch.stack(steps[::-1] if reverse else steps), state
+        outputs, *cells = apply(self._kind, sizes, inputs, call.token, site, *values, *state)
+        return outputs, (outputs[-1], *cells)
+
+    def _run_by_steps(
+        self, inputs: Tensor, sizes: Sequence[int], state: State
+    ) -> tuple[Tensor, State]:
+        steps: list[Tensor] = []
+        for gates, size in zip(inputs.unbind(0), sizes, strict=True):
+            before = state
+            state = self._step(gates[:size], self._recur, tuple(part[:size] for part in state))
+            if self._projection is not None:
+                label = f"{self._index} projection"
+                state = (linear(self._call, state[0], self._projection, label=label), *state[1:])
+            if size < len(before[0]):
+                pairs = zip(state, before, strict=True)
+                state = tuple(torch.cat([now, held[size:]]) for now, held in pairs)
+            steps.append(state[0])
+        return torch.stack(steps), state
+
+    def _recur(self, hidden: Tensor) -> Tensor:
+        label = f"{self._index} hidden"
+        return linear(self._call, hidden, self._w_hh, self._b_hh, label=label)
 
 
 def _is_plain(call: Call, projected: Tensor, *weights: Tensor | None) -> bool:

@@ -246,7 +246,7 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        return repeat(call, lambda _: arguments, 2, begin, recapture, ConstantDraws())
+        return repeat(call, lambda _: arguments, torch.arange(2), begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By their norms at each site: the outputs, which they begin with, are the same."""

@@ -345,7 +345,7 @@ class _Examination:
         run = self.run_if_possible(self.layout.select(samples), samples, mode, backward=False)
         if run is None:
             return None
-        comparison = self._comparison(samples, torch.arange(run.batch), run.batch)
+        comparison = self._comparison(samples, torch.arange(run.batch), samples)
         return comparison.holds(whole.outputs, run.outputs)
 
     def _find_place_dependence(self, kept: Tensor, *, backward: bool) -> QuietgradError | None:
@@ -393,10 +393,10 @@ class _Examination:
         call, count = self._call, len(samples)
         returned = call.returned
         assert returned is not None
-        comparison = self._comparison(samples, torch.arange(count), count)
+        comparison = self._comparison(samples, torch.arange(count), samples)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         hold = count == self.recorded.batch
-        return repeat(call, choose, count, seeds, self.recorded.recapture, mode, hold=hold)
+        return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, hold=hold)
 
     def run_if_possible(
         self,
@@ -433,7 +433,7 @@ class _Examination:
         returned is compared.
         """
         new = torch.arange(run.batch) if new is None else new
-        comparison, reference = self._comparison(old, new, run.batch), self._reference
+        comparison, reference = self._comparison(old, new, run.samples), self._reference
         if not comparison.holds(reference.outputs, run.outputs):
             return False
         if not backward:
@@ -446,9 +446,9 @@ class _Examination:
             return False
         return self._same_factors(reference.factors, run, old, new)
 
-    def _comparison(self, old: Tensor, new: Tensor, count: int) -> OutputComparison:
+    def _comparison(self, old: Tensor, new: Tensor, samples: Tensor) -> OutputComparison:
         known, batch = self._call.outputs, self.recorded.batch
-        return OutputComparison(known, batch, count, old, new, self._bits)
+        return OutputComparison(known, batch, len(samples), old, new, samples, self._bits)
 
     @cached_property
     def _bits(self) -> int:
@@ -458,14 +458,14 @@ class _Examination:
     @cached_property
     def _reference(self) -> Execution:
         """The call itself; what it returned is computed again if it was written to since."""
-        batch, outputs = self.recorded.batch, self._call.recorded_outputs
+        outputs = self._call.recorded_outputs
         has_inner = any(tensor.requires_grad for tensor in self._call.arguments)
         if outputs is None or has_inner or self.recorded.is_bypassed:
             again = self.run(self._unchanged, self._everyone)
             outputs = again.outputs if outputs is None else outputs
             known = again.factors if self.recorded.is_bypassed else self.recorded.factors
             return replace(again, factors=known, outputs=outputs)
-        return Execution(batch, outputs, self.recorded.factors)
+        return Execution(self._everyone, outputs, self.recorded.factors)
 
     def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
         same_size = run.batch == self.recorded.batch

@@ -254,6 +254,11 @@ class OutputLayout:
         """Whether a loss depends on it."""
         return bool(self._evidence)
 
+    @property
+    def strict_evidence(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Gradients, seeds and gradients of the whole batch, of probes by powers of two."""
+        return [(grad, seeds, whole) for grad, seeds, whole in self._evidence if whole is not None]
+
     def allows(self, layout: Layout) -> bool:
         """Whether no probe has shown that the samples are elsewhere."""
         return not any(

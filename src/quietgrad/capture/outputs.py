@@ -19,6 +19,7 @@ from quietgrad.capture.compare import (
     leaves,
 )
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
+from quietgrad.capture.owners import OwnedLayout, match_rows
 
 Known = list[OutputLayout | None]
 """What probes have found out about each tensor that was returned, if anything."""
@@ -36,7 +37,8 @@ class Seed(NamedTuple):
 class OutputComparison:
     """Compares a run of ``batch`` samples with one of ``count``.
 
-    Samples ``old`` of the first are samples ``new`` of the second.
+    Samples ``old`` of the first are samples ``new`` of the second. Sample ``i`` of the second is
+    sample ``samples[i]`` of the first, or a copy of it.
     """
 
     known: Sequence[OutputLayout]
@@ -44,6 +46,7 @@ class OutputComparison:
     count: int
     old: Tensor
     new: Tensor
+    samples: Tensor
     bits: int = 64
 
     def holds(self, before: Node, after: Node) -> bool:
@@ -89,7 +92,7 @@ class OutputComparison:
         for layout in _allowed_layouts(gradient, known, self.batch):
             chosen = layout.select(gradient, self.old)
             if factors is not None:
-                chosen = chosen * replace(layout, batch=self.count).spread(factors, chosen)
+                chosen = chosen * self._arrange(layout).spread(factors, chosen)
             if chosen.shape == shape:
                 return chosen
             if chosen.numel() == shape.numel() and self.count == 1:
@@ -116,6 +119,8 @@ class OutputComparison:
         layouts = _allowed_layouts(before, rows, self.batch)
         if self.count != self.batch:
             return self._same_of_fewer(before, after, rows, layouts)
+        if layouts and isinstance(layouts[0], OwnedLayout):
+            return self._same_owned(before, after, layouts[0])
         if before.shape != after.shape:
             return False
         probed = any(known.is_probed for known in self.known)
@@ -125,6 +130,18 @@ class OutputComparison:
             agree(layout.select(before, self.old), layout.select(after, self.new), self.bits)
             for layout in layouts
         )
+
+    def _arrange(self, layout: Layout) -> Layout:
+        """The layout of the second run."""
+        if isinstance(layout, OwnedLayout):
+            return layout.arrange(self.samples)
+        return replace(layout, batch=self.count)
+
+    def _same_owned(self, before: Tensor, after: Tensor, layout: OwnedLayout) -> bool:
+        now = layout.arrange(self.samples)
+        if before.ndim != after.ndim or now.owners.numel() != after.shape[now.dims[0]]:
+            return False
+        return agree(layout.select(before, self.old), now.select(after, self.new), self.bits)
 
     def _same_of_fewer(
         self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
@@ -153,7 +170,11 @@ class OutputComparison:
 def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
     """Where the samples can be in an output: as probes of the losses left it, if they did."""
     layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
-    return [layout for layout in layouts if rows is None or rows.allows(layout)]
+    layouts = [layout for layout in layouts if rows is None or rows.allows(layout)]
+    if layouts or rows is None or not rows.strict_evidence:
+        return layouts
+    owned = match_rows(rows.strict_evidence, batch)
+    return [] if owned is None else [owned]
 
 
 def tells_samples_apart(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:

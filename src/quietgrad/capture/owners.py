@@ -9,7 +9,7 @@ they contribute nothing. A row in which several powers meet is mixed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,35 @@ class OwnedLayout(Layout):
         order += missing
         back = sorted(range(len(order)), key=lambda place: order[place])
         return out.permute(0, *(1 + place for place in back)).reshape(self.batch, *shape)
+
+    def select(self, tensor: Tensor, samples: Tensor) -> Tensor:
+        """The rows of some samples, in their order."""
+        slots = self._slots[samples.to(self._slots.device)].flatten()
+        rows = self.rows_of(tensor)
+        rows = rows[slots[slots < len(rows)]]
+        return rows.movedim(0, self.dims[0]) if len(self.dims) == 1 else rows
+
+    def arrange(self, samples: Tensor) -> OwnedLayout:
+        """The layout of the same rows when place ``i`` holds sample ``samples[i]``.
+
+        Where those of a sample are not adjacent, in the order of samples, it stays what it is.
+        """
+        if not self._is_in_order:
+            return self
+        counts = torch.bincount(self.owners.flatten(), minlength=self.batch)
+        owners = torch.arange(len(samples)).repeat_interleave(counts.cpu()[samples])
+        owners = owners.to(self.owners.device)
+        return replace(self, batch=len(samples), owners=owners, is_touched=torch.ones_like(owners))
+
+    @property
+    def _is_in_order(self) -> bool:
+        owners = self.owners.flatten()
+        return len(self.dims) == 1 and bool((owners[1:] >= owners[:-1]).all() and (owners >= 0).all())
+
+    def spread(self, factors: Tensor, like: Tensor) -> Tensor:
+        """One factor for each sample as a tensor to multiply ``like`` with."""
+        shape = [like.shape[dim] if dim in self.dims else 1 for dim in range(like.ndim)]
+        return factors.to(like.device, like.dtype)[self.owners.clamp_min(0)].view(shape)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
         """``[rows, *other dims]``."""
@@ -166,6 +195,36 @@ class OwnerReader:
                     len(samples), owners=owners, dims=dims, is_touched=self._is_touched
                 )
         return None
+
+
+def match_rows(
+    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int
+) -> OwnedLayout | None:
+    """Owners of a tensor's rows by passes of gradients, seeds and gradients of the whole batch.
+
+    Rows are those of the first dimension, or of the second if there is one of the first. None if
+    some row has several owners.
+    """
+    first = evidence[0][0]
+    if not first.ndim:
+        return None
+    dim = 1 if first.ndim > 1 and first.shape[0] == 1 else 0
+    fits, is_touched = None, None
+    for grad, seeds, whole in evidence:
+        powers = _find_powers(grad, whole).movedim(dim, 0).reshape(grad.shape[dim], -1)
+        lowest, highest = powers.nan_to_num(torch.inf), powers.nan_to_num(-torch.inf)
+        lowest, highest = lowest.amin(1), highest.amax(1)
+        is_touched = highest.isfinite() if is_touched is None else is_touched & highest.isfinite()
+        if not lowest.where(is_touched, 0).equal(highest.where(is_touched, 0)):
+            return None
+        same = highest[:, None] == seeds.to(highest).log2().round()
+        fits = same if fits is None else fits & same
+    assert fits is not None
+    assert is_touched is not None
+    if bool((fits.sum(1).ne(1) & is_touched).any()):
+        return None
+    owners = fits.int().argmax(1).where(is_touched, _NOBODY)
+    return OwnedLayout(batch, owners=owners, dims=(dim,), is_touched=is_touched)
 
 
 def _find_powers(grad: Tensor, whole: Tensor) -> Tensor:

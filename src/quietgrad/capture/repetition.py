@@ -187,7 +187,7 @@ class Execution:
     """One run of a call.
 
     Attributes:
-        batch: the number of samples.
+        samples: which sample of the call each of its samples is.
         outputs: what it returned.
         factors: of the gradients that arrived.
         unknown: parameters with gradients at sites that were never probed, so that nobody knows
@@ -198,13 +198,18 @@ class Execution:
             what they drew was for all samples together, or for as many.
     """
 
-    batch: int
+    samples: Tensor
     outputs: Node
     factors: Factors
     unknown: frozenset[str] = frozenset()
     inner: tuple[Tensor | None, ...] = ()
     held: HeldValues | None = None
     has_same_draws: bool = True
+
+    @property
+    def batch(self) -> int:
+        """The number of samples."""
+        return len(self.samples)
 
 
 class FactorRecorder:
@@ -240,14 +245,14 @@ Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
 def repeat(
     call: ModelCall,
     choose: Callable[[Any], Any],
-    batch: int,
+    samples: Tensor,
     seeds: Seeds | None,
     recapture: Recapture,
     mode: AbstractContextManager[Any] | None = None,
     *,
     hold: bool = False,
 ) -> Execution:
-    """Run a call with what ``choose`` makes of its arguments, of ``batch`` samples.
+    """Run a call with what ``choose`` makes of its arguments: these samples of it.
 
     Without ``seeds`` there is no backward pass; with ``hold``, what the model holds afterwards is
     copied. Whoever calls this puts back the model's state and the generators afterwards.
@@ -256,7 +261,7 @@ def repeat(
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
     grads: tuple[Tensor | None, ...] = tuple(None for _ in inner)
     mode = mode or nullcontext()
-    with call.circumstances(), recapture(batch) as tape:
+    with call.circumstances(), recapture(len(samples)) as tape:
         with mode:
             outputs = parse_output(call.model(*args, **kwargs))
         has_same_draws = call.random_after is None or call.random_after.has_same_foreign()
@@ -273,7 +278,7 @@ def repeat(
             held = copy_values(call.model)
             has_same_draws &= held.generators == call.after.generators
         unknown = frozenset(recorder.unknown)
-        return Execution(batch, outputs, recorder.factors, unknown, grads, held, has_same_draws)
+        return Execution(samples, outputs, recorder.factors, unknown, grads, held, has_same_draws)
 
 
 class _Propagation:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
+from quietgrad.capture.draws import RepeatableDraws
 from quietgrad.inspection import Severity
-from quietgrad.inspection.determinism import KEYS, Predictable
+from quietgrad.inspection.randomness import Randomness
 
 from .broken import D, Wrapped, cross_entropy, data
 
@@ -98,39 +99,45 @@ def test_dropout_that_checkpointing_runs_again():
 
 
 def test_a_sample_draws_the_same_in_any_batch():
-    mode = Predictable()
+    draws = RepeatableDraws(3)
 
     def drawn(places):
-        with mode.running(places):
+        with draws.running(places):
             return torch.rand(2), torch.randn(len(places), 20)
 
-    for places in ([0, 1, 2], [0, 1]):
-        drawn(places)
     shared, rows = drawn([0, 1, 2])
-    for places in ([1], [2, 0], [1, 1, 1]):
+    for places in ([1], [2, 0], [1, 1], [0, 1, 2, 2]):
         again, some = drawn(places)
         assert torch.equal(again, shared)
         assert torch.equal(some, rows[places])
+    assert torch.equal(drawn([1, 1, 1])[1], rows)  # as many draw from the same state
+    assert not draws.unaligned
     assert not torch.equal(rows[0], rows[1])
 
 
 def test_single_numbers_are_drawn_from_both_ends():
-    mode = Predictable()
+    randomness = Randomness(2)
     found = []
-    for mode.key in KEYS:
-        with mode.running([0, 1]):
-            found.append(float(torch.rand(1)))
-    assert found[0] < 0.05
-    assert found[1] > 0.95
+    for randomness.is_low in (True, False):
+        with randomness.running([0, 1]):
+            found.append((float(torch.rand(1)), float(torch.empty(()).uniform_(2.0, 3.0))))
+    assert max(found[0][0], found[0][1] - 2) < 0.05
+    assert min(found[1][0], found[1][1] - 2) > 0.95
+
+
+def test_permutations_leave_nothing_in_place():
+    for samples in (2, 3, 9):
+        with Randomness(samples).running(range(samples)):
+            assert (torch.randperm(samples) != torch.arange(samples)).all()
 
 
 def test_draws_with_a_generator_are_left_alone():
-    mode = Predictable()
+    randomness = Randomness(1)
     expected = torch.randn(3, generator=torch.Generator().manual_seed(4))
-    with mode.running([0], noting=False):
-        drawn = torch.randn(3, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(drawn, expected)
-    assert not mode.randomness
+    for _ in range(2):
+        with randomness.running([0], noting=False):
+            drawn = torch.randn(3, generator=torch.Generator().manual_seed(4))
+        assert torch.equal(drawn, expected)
 
 
 def test_layers_that_start_at_zero_are_not_taken_for_random():
@@ -162,7 +169,7 @@ class Drawing(nn.Module):
         return self.head(x * self.draw(x) if self.training else x)
 
 
-UNALIGNED = (by_numpy, by_random, by_gamma)
+UNALIGNED = (by_numpy, by_random)
 
 
 @pytest.mark.parametrize("draw", UNALIGNED)
@@ -171,6 +178,11 @@ def test_what_cannot_be_kept_the_same_is_skipped_not_blamed(draw):
     assert report.ok, str(report)
     skipped = {f.check for f in report.findings if f.verdict is Severity.SKIPPED}
     assert skipped == {"independence", "exactness", "sensitivity"}
+
+
+def test_draws_by_rejection_are_kept_the_same():
+    report = qg.check(Drawing(by_gamma), data(), cross_entropy)
+    assert {f.verdict for f in report.findings} == {Severity.OK}, str(report)
 
 
 def test_generators_are_left_as_they_were():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.choice import random_order, split_samples
 from quietgrad.capture.collation import check_collation
-from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.repetition import FactorRecorder, Recapture
@@ -334,9 +334,7 @@ class _Multiples:
 
 def _powers_of_two(count: int) -> Iterator[Tensor]:
     """Seeds such that any two samples differ in some of them."""
-    generator = torch.Generator()
-    generator.seed()
-    codes = torch.randperm(count, generator=generator)
+    codes = random_order(count)
     spread = max(1, _CODES // count)
     while True:
         yield torch.exp2((codes % _CODES * spread - _LARGEST).double())

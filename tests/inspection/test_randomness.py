@@ -14,7 +14,7 @@ from quietgrad.capture.draws import RepeatableDraws
 from quietgrad.inspection import Severity
 from quietgrad.inspection.randomness import Randomness
 
-from .broken import D, Wrapped, cross_entropy, data
+from .broken import B, D, Wrapped, cross_entropy, data
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,16 @@ def _seeded():
     torch.manual_seed(0)
 
 
+def shuffled(x):
+    order = torch.randperm(len(x))
+    return x[order].tanh()[order.argsort()]
+
+
 RANDOM = {
     "dropout": lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
     "functional dropout": lambda: Wrapped(lambda x: F.dropout(x, 0.5)),
     "feature dropout": lambda: Wrapped(lambda x: F.dropout1d(x.unsqueeze(2), 0.5).squeeze(2)),
+    "a mask that all samples share": lambda: Wrapped(lambda x: x * F.dropout(torch.ones(1, D))),
     "noise on activations": lambda: Wrapped(lambda x: x + torch.randn_like(x)),
     "one draw for the whole batch": lambda: Wrapped(lambda x: x * torch.rand(())),
     "one draw, in a batch of one": lambda: Wrapped(lambda x: x * torch.rand(1)),
@@ -47,6 +53,10 @@ RANDOM = {
     "normal around each": lambda: Wrapped(lambda x: torch.normal(x.detach(), 1.0) * x),
     "exponential": lambda: Wrapped(lambda x: x * torch.empty_like(x).exponential_(2.0)),
     "sequence first": lambda: Wrapped(lambda x: x * torch.rand(4, len(x), 1).mean(0)),
+    "several rows for each, apart": lambda: Wrapped(
+        lambda x: x * torch.rand(2 * len(x)).view(2, len(x), 1).sum(0)
+    ),
+    "shuffled and put back": lambda: Wrapped(shuffled),
     "several rows for each": lambda: Wrapped(
         lambda x: x * torch.rand(2 * len(x)).view(len(x), 2).sum(1, keepdim=True)
     ),
@@ -61,6 +71,7 @@ def test_randomness_is_no_fault(name):
     report = qg.check(RANDOM[name](), data(), cross_entropy)
     assert report.ok, str(report)
     assert "made repeatable" in report.findings[-1].what
+    assert all(f.verdict is not Severity.SKIPPED for f in report.findings), str(report)
 
 
 class Attending(nn.Module):
@@ -85,17 +96,60 @@ def test_dropout_inside_layers():
 
 
 class Checkpointed(nn.Module):
-    def __init__(self):
+    def __init__(self, *, reentrant, mixes=False):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(D, D), nn.Dropout(), nn.Tanh(), nn.Linear(D, 3))
+        self.options = {"use_reentrant": reentrant}
+        self.mixes = mixes
 
     def forward(self, x):
-        return checkpoint(self.body, x, use_reentrant=False)
+        body = checkpoint(self.body, x.requires_grad_(), **self.options)
+        return body - body.detach().mean(0) if self.mixes else body
 
 
-def test_dropout_that_checkpointing_runs_again():
-    report = qg.check(Checkpointed(), data(), cross_entropy)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_dropout_that_checkpointing_runs_again(reentrant):
+    model, batch, found = Checkpointed(reentrant=reentrant), data(), []
+
+    def noted(model, batch):
+        losses = cross_entropy(model, batch)
+        found.append(losses.detach())
+        return losses
+
+    report = qg.check(model, batch, noted, samples=4)
+    assert {f.verdict for f in report.findings} == {Severity.OK}, str(report)
+    assert "dropout in Dropout" in report.findings[-1].what
+    without = cross_entropy(model.eval(), batch)
+    assert not any(len(each) == B and torch.allclose(each, without) for each in found)
+    assert not qg.check(Checkpointed(reentrant=reentrant, mixes=True), data(), cross_entropy).ok
+
+
+def by_the_share_that_is_kept(x):
+    mask = torch.bernoulli(torch.full_like(x, 0.5))
+    return x * mask / mask.mean()
+
+
+def by_masks_of_others(x):
+    mask = F.dropout(torch.ones_like(x))
+    return x * mask.roll(1, 0)
+
+
+@pytest.mark.parametrize("drop", [by_the_share_that_is_kept, by_masks_of_others])
+def test_masks_that_depend_on_other_samples_are_found(drop):
+    report = qg.check(Wrapped(drop), data(), cross_entropy)
+    (finding,) = [each for each in report.faults if each.check == "independence"]
+    assert "removed" in finding.what
+    assert "the forward of the model itself (Wrapped)" in finding.what
+
+
+def test_draws_in_a_loop_over_samples_are_skipped_not_blamed():
+    report = qg.check(
+        Wrapped(lambda x: torch.stack([row * torch.rand(()) for row in x])), data(), cross_entropy
+    )
     assert report.ok, str(report)
+    skipped = [f for f in report.findings if f.verdict is Severity.SKIPPED]
+    assert {f.check for f in skipped} == {"independence", "exactness", "sensitivity"}
+    assert all("drawn by rand cannot" in f.what for f in skipped)
 
 
 def test_a_sample_draws_the_same_in_any_batch():

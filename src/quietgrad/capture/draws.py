@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quietgrad.capture.layout import Layout
 
+_WITHOUT_OWN = ("cpu", "meta")  # devices that have no generators besides the global one
+
 
 class RandomState:
     """The states of the global generators: torch's on each device, NumPy's and Python's.
@@ -77,7 +79,7 @@ def _device_module(device: torch.device) -> Any:
 def find_devices(model: nn.Module) -> tuple[torch.device, ...]:
     """Those of a model's parameters and buffers that have generators of their own."""
     held = (*model.parameters(), *model.buffers())
-    return tuple({t.device for t in held if t.device.type not in ("cpu", "meta")})
+    return tuple({t.device for t in held if t.device.type not in _WITHOUT_OWN})
 
 
 @contextmanager
@@ -119,7 +121,7 @@ class _Source:
         self._own = next((each for each in given if isinstance(each, Generator)), None)
         devices = (each.device for each in given if isinstance(each, Tensor))
         self._device = next(devices, torch.device(kwargs.get("device") or "cpu"))
-        if self._own is None and self._device.type == "cpu":
+        if self._own is None and self._device.type in _WITHOUT_OWN:
             self._own = torch.default_generator
 
     @property

@@ -63,8 +63,8 @@ def replace_others(
 
 def score_samples(tensor: Tensor, batch: int, dim: int = 0) -> Tensor:
     """The sum of each sample's values, which are along a dimension."""
-    rows = tensor.detach().movedim(dim, 0).reshape(batch, -1)
-    return rows.double().sum(1).nan_to_num().cpu()
+    values = tensor.detach().real if tensor.is_complex() else tensor.detach()
+    return values.movedim(dim, 0).reshape(batch, -1).double().sum(1).nan_to_num().cpu()
 
 
 def take_several(samples: Tensor, count: int) -> Tensor:

@@ -230,7 +230,7 @@ def test_parameters_that_a_forward_writes_are_copied_again():
             return self.head(x)
 
     model = Clamping()
-    copies = Copies(model, lambda copy: None)
+    copies = Copies(model)
     copies.fresh()(data()[0])
     assert torch.equal(copies.fresh().head.weight, model.head.weight)
     assert copies.fresh().head.weight is copies.fresh().head.weight

@@ -125,6 +125,36 @@ def test_transforms_that_mix_samples_are_refused(name):
             views(torch.rand(6, 1, 4, 4))
 
 
+DRAWING = {
+    "its number": lambda rows: (rows + torch.rand(len(rows), 1, 1, 1)) / len(rows),
+    "its draws": lambda rows: rows + torch.rand(len(rows), 1, 1, 1).mean(),
+    "one draw": lambda rows: (rows + torch.rand(())) * (1 + (len(rows) > 2)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_what_mixes_with_fewer_samples_only_is_refused_though_it_draws(name):
+    views = qg.SelfAugmentation(DRAWING[name], views=2)
+    with pytest.raises(SampleMixingError, match="left out"):
+        views(torch.rand(6, 1, 4, 4))
+
+
+APART = {
+    "for each row": lambda rows: rows + torch.randn_like(rows),
+    "for all": lambda rows: rows * torch.rand(()),
+    "in a loop": lambda rows: torch.stack([row * torch.rand(()) for row in rows]),
+    "numpy": lambda rows: rows * torch.as_tensor(np.random.rand(len(rows), 1, 1, 1)),  # noqa: NPY002
+    "for all, python": lambda rows: rows * random.random(),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_draws_that_keep_samples_apart_pass(name):
+    views = qg.SelfAugmentation(APART[name], views=2)
+    for samples in (6, 3, 2):
+        views(torch.rand(samples, 1, 4, 4))
+
+
 def test_samples_that_are_not_finite_hide_nothing():
     views = qg.SelfAugmentation(MIXING["the one before"], views=2)
     images = torch.rand(6, 1, 4, 4)

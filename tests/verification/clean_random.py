@@ -325,3 +325,20 @@ def own_generator():
     net = Net(forward, first=nn.Linear(FEATURES, 8), last=head())
     net.generator = torch.Generator().manual_seed(3)
     return Program(net, vectors())
+
+
+@clean("a draw for each sample, in a loop")
+def draws_in_a_loop():
+    def forward(net, x):
+        return net.last(torch.stack([row * torch.rand(()) for row in net.first(x)]))
+
+    return Program(Net(forward, first=nn.Linear(FEATURES, 8), last=head()), vectors())
+
+
+@clean("draws by rejection")
+def gamma():
+    def forward(net, x):
+        scales = torch.distributions.Gamma(2.0, torch.ones(len(x), 8)).sample()
+        return net.last(net.first(x) * scales.to(x))
+
+    return Program(Net(forward, first=nn.Linear(FEATURES, 8), last=head()), vectors())

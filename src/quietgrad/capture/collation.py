@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quietgrad.capture.choice import random_order
 from quietgrad.capture.compare import (
     Node,
     agree_across_sizes,
     agree_by_sample,
     coarsest_bits,
+    find_largest,
     is_same,
     leaves,
 )
@@ -32,7 +34,6 @@ from quietgrad.errors import SampleMixingError
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
-_FLOOR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ class Collation:
 
     def find_pair(self, *, tried: int) -> tuple[Any, Any] | None:
         """A short and a long element; None if there are none, or collating draws at random."""
-        generator = torch.Generator()
-        generator.seed()
-        order = torch.randperm(len(self.indices), generator=generator)[:tried].tolist()
+        order = random_order(len(self.indices))[:tried].tolist()
         with preserve_randomness():
             try:
                 elements = [self.load(self.indices[place]) for place in order]
@@ -255,8 +254,8 @@ class _Pair:
             for key, made in first.factors.items()
             for one, two in zip(made or (), other.factors.get(key) or (), strict=False)
         ]
-        floor = _FLOOR * max((float(one) for one, _ in norms), default=0.0)
-        return all(agree_by_sample(one, two, bits, floor) for one, two in norms)
+        largest = find_largest(one for one, _ in norms)
+        return all(agree_by_sample(one, two, bits, largest) for one, two in norms)
 
 
 def _seed(output: Tensor, like: torch.Size) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import cache
@@ -20,6 +19,8 @@ _OPAQUE = (type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, Modul
 
 # Rounding errors of an entry near zero are those of what was added up to it.
 _SUMMANDS = 4.0
+# What cancels leaves rounding errors, far below the tolerance for the largest entries.
+_FLOOR = 0.01
 _FILLS = 3
 _INFO = {
     torch.finfo(d).bits: torch.finfo(d) for d in (torch.bfloat16, torch.float32, torch.float64)
@@ -154,30 +155,6 @@ def leaves(node: Node) -> Iterator[Tensor]:
             yield from leaves(child)
 
 
-# -- replaced samples ----------------------------------------------------------------------------
-
-
-def split_samples(count: int, *, shuffle: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-    """Halves, as masks, such that any two samples are on different sides of some split."""
-    generator = torch.Generator()
-    generator.seed()
-    codes = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
-    for bit in range(math.ceil(math.log2(count))):
-        half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
-        yield half, ~half
-
-
-def replace_others(kept: Tensor, source: int | None = None) -> Tensor:
-    """Which sample stands in each place when all but ``kept[B]`` become another one.
-
-    One of those that are kept, unless it is given.
-    """
-    places = torch.arange(len(kept))
-    sources = places[kept]
-    chosen = sources[secrets.randbelow(len(sources))] if source is None else source
-    return torch.where(kept, places, chosen)
-
-
 # -- equality ------------------------------------------------------------------------------------
 
 
@@ -267,22 +244,45 @@ def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
 
 
 def agree_by_sample(
-    left: Tensor, right: Tensor, bits: int, floor: float, *, same_size: bool = False
+    left: Tensor, right: Tensor, bits: int, largest: float, *, same_size: bool = False
 ) -> bool:
     """The same for what gradients ``[B, ...]`` are made of, by its norms.
 
-    Parts of gradients may be nothing but rounding errors; less than ``floor`` is taken for such.
+    Parts of gradients may be nothing but rounding errors, of as many digits as the ``largest``
+    entry of all has.
     """
     if left.shape != right.shape:
         return False
     if not _has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
     ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
-    apart, size = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones))
+    apart, size, other = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones, others))
     tolerance = (_tolerance if same_size else _tolerance_across_sizes)(left, bits)
-    allowed = tolerance * size + floor * ones.shape[1] ** 0.5
-    is_within = apart.le(allowed) | ~size.isfinite()
+    allowed = tolerance * (size + _FLOOR * largest * ones.shape[1] ** 0.5)
+    # Samples may be broken; then they must be broken in both.
+    is_within = apart.le(allowed) | ~(size.isfinite() | other.isfinite())
     return bool(is_within.all())
+
+
+def first_difference(
+    some: Mapping[str, Tensor], others: Mapping[str, Tensor], bits: int
+) -> str | None:
+    """The name of a gradient that differs between runs of different sizes; None if none does."""
+    largest = find_largest(others.values())
+    return next(
+        (
+            name
+            for name, other in others.items()
+            if not agree_by_sample(some[name].unsqueeze(0), other.unsqueeze(0), bits, largest)
+        ),
+        None,
+    )
+
+
+def find_largest(tensors: Iterable[Tensor]) -> float:
+    """The largest finite magnitude in them."""
+    sizes = [t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max() for t in tensors if t.numel()]
+    return max(map(float, sizes), default=0.0)
 
 
 def _tolerance_across_sizes(tensor: Tensor, bits: int) -> float:

@@ -1,23 +1,27 @@
 """Random draws: the states of generators, and draws that are given again sample by sample.
 
-A forward that is repeated from the same states with as many samples draws the same. With fewer
-samples, or in another order, it would draw otherwise for each; so what was drawn is recorded, and
-every sample gets its own draws again.
+What is repeated from the same states with as many samples draws the same. With fewer samples, or in
+another order, it would draw otherwise for each; so what was drawn is recorded, and every sample
+gets its own draws again. Draws are known by the state of the generator before them, and the state
+after them is put back: so what checkpointing computes again in a backward pass finds its own.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quietgrad.capture.layout import Layout
+
+_WITHOUT_OWN = ("cpu", "meta")  # devices that have no generators besides the global one
 
 
 class RandomState:
@@ -75,7 +79,7 @@ def _device_module(device: torch.device) -> Any:
 def find_devices(model: nn.Module) -> tuple[torch.device, ...]:
     """Those of a model's parameters and buffers that have generators of their own."""
     held = (*model.parameters(), *model.buffers())
-    return tuple({t.device for t in held if t.device.type not in ("cpu", "meta")})
+    return tuple({t.device for t in held if t.device.type not in _WITHOUT_OWN})
 
 
 @contextmanager
@@ -88,87 +92,262 @@ def preserve_randomness(devices: tuple[torch.device, ...] = ()) -> Iterator[None
         state.restore()
 
 
-class DrawRecorder(TorchDispatchMode):
-    """Records what is drawn in it, in order.
+@dataclass(frozen=True)
+class Draw:
+    """One draw.
 
     Attributes:
-        drawn: one entry for each draw.
-        has_hidden: whether some operation would have drawn for some of its entries only, by their
-            values. Here it draws for all.
-        is_complete: whether all that was drawn is recorded; fused attention does not show its
-            dropout.
+        name: of the operation.
+        values: what was drawn.
+        after: the state of the generator after it.
     """
 
-    def __init__(self) -> None:
+    name: str
+    values: Tensor
+    after: Tensor
+
+
+Key = tuple[Any, bytes]
+"""An operation, and the state of the generator before it."""
+Steer = Callable[[Any, tuple[Any, ...], Tensor], Tensor]
+"""What is taken in the place of what an operation drew, given its arguments."""
+
+
+class _Source:
+    """The generator that an operation draws from, given its arguments."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = (*args, *kwargs.values())
+        self._own = next((each for each in given if isinstance(each, Generator)), None)
+        devices = (each.device for each in given if isinstance(each, Tensor))
+        self._device = next(devices, torch.device(kwargs.get("device") or "cpu"))
+        if self._own is None and self._device.type in _WITHOUT_OWN:
+            self._own = torch.default_generator
+
+    @property
+    def state(self) -> Tensor:
+        """Its state now."""
+        if self._own is not None:
+            return self._own.get_state()
+        state: Tensor = _device_module(self._device).get_rng_state(self._device)
+        return state
+
+    def put_back(self, state: Tensor) -> None:
+        """Set its state."""
+        if self._own is not None:
+            self._own.set_state(state)
+        else:
+            _device_module(self._device).set_rng_state(state, self._device)
+
+
+class DrawMode(TorchDispatchMode):
+    """Sees what torch draws, below autograd, and may give something else.
+
+    Args:
+        steer: changes what is drawn.
+
+    Attributes:
+        has_hidden: whether some operation would have drawn for some of its entries only, by their
+            values. Here it draws for all.
+        is_complete: whether all that was drawn was seen; fused attention does not show its dropout.
+    """
+
+    def __init__(self, steer: Steer | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: list[Tensor] = []
+        self._steer = steer
         self.has_hidden, self.is_complete = False, True
+
+    def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
+        """What is taken in the place of what was drawn just now."""
+        raise NotImplementedError
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if not is_draw(func):
+            return func(*args, **kwargs)
+        source = _Source(args, kwargs)
+        key = _UNIFORM if func in _LEAKY else func, source.state.numpy().tobytes()
         if func in _LEAKY:
             self.has_hidden = True
             slopes = torch.empty_like(args[0]).uniform_(*_slopes(args))
-            self.drawn.append(slopes)
-            return _leak(func, args, slopes)
-        output = func(*args, **(kwargs or {}))
-        if is_draw(func):
-            if isinstance(output, Tensor) or func in _DROPOUTS:
-                drawn = output[1] if func in _DROPOUTS else output
-                self.drawn.append(drawn.clone())
-            else:
-                rates = [each for each in args if isinstance(each, float) and 0 < each < 1]
-                self.is_complete = self.is_complete and not rates
-        return output
+            return _leak(func, args, self.give(key, source, slopes))
+        output = func(*args, **kwargs)
+        if func in _DROPOUTS:
+            given = self.give(key, source, output[1])
+            if given is output[1]:
+                return output
+            rate = args[1] if len(args) > 1 else kwargs["p"]
+            return output[0].copy_(args[0] * given / (1 - rate)), output[1].copy_(given)
+        if not isinstance(output, Tensor):
+            rates = [each for each in args if isinstance(each, float) and 0 < each < 1]
+            self.is_complete = self.is_complete and not rates
+            return output
+        fresh = output if self._steer is None else self._steer(func, args, output)
+        given = self.give(key, source, fresh)
+        return output if given is output else output.copy_(given)
 
 
-class DrawReplayer(TorchDispatchMode):
-    """Gives some samples of a recorded run their draws again.
+class DrawRecorder(DrawMode):
+    """Records what is drawn in it.
 
     Args:
-        drawn: what was recorded.
-        batch: the number of samples in that run.
-        samples: those of this run, which are fewer.
-        major: whether several rows of a sample are adjacent.
+        steer: changes what is drawn.
+        on_draw: told of every draw.
 
     Attributes:
-        is_aligned: whether every draw so far was found, and had a part for each sample or none.
+        drawn: by the state before; several where generators of the same state drew other shapes.
     """
 
     def __init__(
-        self, drawn: list[Tensor], batch: int, samples: Tensor, *, major: bool = True
+        self, steer: Steer | None = None, on_draw: Callable[[Draw], None] | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._left = iter(drawn)
-        self._batch, self._samples, self._major = batch, samples, major
-        self.is_aligned = True
+        super().__init__(steer)
+        self.drawn: dict[Key, list[Draw]] = {}
+        self._on_draw = on_draw
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in _LEAKY:
-            return _leak(func, args, self._given(torch.empty_like(args[0])))
-        output = func(*args, **(kwargs or {}))
-        if not is_draw(func):
-            return output
-        if func in _DROPOUTS:
-            mask = output[1].copy_(self._given(output[1]))
-            rate = args[1] if len(args) > 1 else (kwargs or {})["p"]
-            return output[0].copy_(args[0] * mask / (1 - rate)), mask
-        return output.copy_(self._given(output)) if isinstance(output, Tensor) else output
-
-    def _given(self, fresh: Tensor) -> Tensor:
-        """What was drawn for these samples, in the place of what is drawn now."""
-        recorded = next(self._left, None)
-        if recorded is not None:
-            if recorded.shape == fresh.shape:
-                return recorded  # one draw for all
-            for dim in _grown_dimensions(recorded.shape, fresh.shape):
-                if recorded.shape[dim] * len(self._samples) == fresh.shape[dim] * self._batch:
-                    return Layout(self._batch, dim, self._major).select(recorded, self._samples)
-        self.is_aligned = False
+    def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
+        """What was drawn."""
+        known = self.drawn.setdefault(key, [])
+        if all(each.values.shape != fresh.shape for each in known):  # not computed again
+            known.append(Draw(_name_of(key[0]), fresh.clone(), source.state))
+            if self._on_draw is not None:
+                self._on_draw(known[-1])
         return fresh
+
+
+class DrawReplayer(DrawMode):
+    """Gives some samples of a recorded run their draws again.
+
+    In a run of as many samples, those that were replaced draw as the ones before them did: from
+    the same states, but by the values at hand.
+
+    Args:
+        recorded: what that run drew.
+        batch: the number of samples in it.
+        samples: those of this run.
+        major: whether several rows of a sample are adjacent.
+        steer: as when it was recorded.
+    """
+
+    def __init__(
+        self,
+        recorded: DrawRecorder,
+        batch: int,
+        samples: Tensor,
+        *,
+        major: bool = True,
+        steer: Steer | None = None,
+    ) -> None:
+        super().__init__(steer)
+        self._recorded = recorded.drawn
+        self._batch, self._samples, self._major = batch, samples, major
+        self._used: set[Key] = set()
+        self._unknown: set[str] = set()
+
+    @property
+    def unaligned(self) -> set[str]:
+        """What was not found, had no part for each sample, or was recorded and not drawn again."""
+        left = self._recorded.keys() - self._used
+        return self._unknown | {self._recorded[key][0].name for key in left}
+
+    def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
+        """What was drawn for these samples."""
+        for draw in self._recorded.get(key, ()):
+            given = self._select(key, draw.values, fresh)
+            if given is not None:
+                self._used.add(key)
+                source.put_back(draw.after)
+                return given
+        self._unknown.add(_name_of(key[0]))
+        return fresh
+
+    def _select(self, key: Key, recorded: Tensor, fresh: Tensor) -> Tensor | None:
+        """The part of these samples; None if it cannot be told which it is."""
+        if recorded.shape == fresh.shape:
+            return fresh if len(self._samples) == self._batch else recorded  # or one for all
+        for dim in _grown_dimensions(recorded.shape, fresh.shape):
+            if recorded.shape[dim] * len(self._samples) == fresh.shape[dim] * self._batch:
+                if key[0] in _PERMUTATIONS:
+                    return fresh  # of as many as there are now
+                return Layout(self._batch, dim, self._major).select(recorded, self._samples)
+        return None
+
+
+class ConstantDraws(DrawMode):
+    """Every draw is one and the same number, so that batches of different shapes draw alike."""
+
+    def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
+        """That number: 1 for masks, 0.5 and 0 for others."""
+        if key[0] in _PERMUTATIONS:
+            return torch.arange(len(fresh), device=fresh.device)
+        is_mask = key[0] in _DROPOUTS or "bernoulli" in str(key[0]) or fresh.dtype is torch.bool
+        return torch.full_like(fresh, 1 if is_mask else 0.5 if fresh.is_floating_point() else 0)
+
+
+class RepeatableDraws:
+    """Lets runs of some of ``batch`` samples draw what a first run, of all, drew for them.
+
+    Args:
+        batch: the number of samples.
+        devices: with generators of their own.
+        steer: changes what is drawn.
+        on_draw: told of what the first run draws.
+
+    Attributes:
+        is_major: whether several rows of a sample are adjacent in what is drawn.
+        unaligned: names of what runs of other sizes could not be given again.
+        foreign: the generators other than torch's that the first run drew from.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        devices: tuple[torch.device, ...] = (),
+        steer: Steer | None = None,
+        on_draw: Callable[[Draw], None] | None = None,
+    ) -> None:
+        self._batch, self._devices, self._steer = batch, devices, steer
+        self._before, self._after = RandomState(devices), RandomState(devices)
+        self._recorder = DrawRecorder(steer, on_draw)
+        self.is_recorded, self.is_major = False, True
+        self.unaligned: set[str] = set()
+        self.foreign: frozenset[str] = frozenset()
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the first run drew anything."""
+        return bool(self._recorder.drawn or self.foreign) or not self._recorder.is_complete
+
+    @contextmanager
+    def running(self, samples: Sequence[int], *, noting: bool = True) -> Iterator[None]:
+        """A run of these samples, given by their places; generators are left as they were.
+
+        Without ``noting`` nothing is concluded from what it draws: something else runs, too, or
+        only a part of the run is repeated.
+        """
+        with preserve_randomness(self._devices):
+            self._before.restore()
+            if not self.is_recorded:
+                with self._recorder:
+                    yield
+                self._note_first()
+                return
+            places = torch.tensor(samples)
+            replayer = DrawReplayer(
+                self._recorder, self._batch, places, major=self.is_major, steer=self._steer
+            )
+            with replayer:
+                yield
+            if noting and len(samples) != self._batch:
+                self.unaligned |= replayer.unaligned | (self._after.find_moved() - {"torch"})
+
+    def _note_first(self) -> None:
+        self.is_recorded = True
+        self._after, self.foreign = RandomState(), self._before.find_moved() - {"torch"}
+        if not self._recorder.is_complete:
+            self.unaligned.add("dropout in attention")
 
 
 def _grown_dimensions(before: torch.Size, now: torch.Size) -> list[int]:
@@ -181,11 +360,18 @@ def _grown_dimensions(before: torch.Size, now: torch.Size) -> list[int]:
 
 _DROPOUTS = (torch.ops.aten.native_dropout.default,)
 _LEAKY = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noise_.default)
+_UNIFORM = torch.ops.aten.uniform_.default
+_PERMUTATIONS = (torch.ops.aten.randperm.default, torch.ops.aten.randperm.generator)
 
 
 def is_draw(func: Callable[..., Any]) -> bool:
     """Whether an operation draws at random."""
     return torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
+
+
+def _name_of(func: Any) -> str:
+    name: str = func.overloadpacket.__name__
+    return name
 
 
 def _slopes(args: tuple[Any, ...]) -> tuple[float, float]:
@@ -200,24 +386,3 @@ def _leak(func: Callable[..., Any], args: tuple[Any, ...], slopes: Tensor) -> Te
     noise.copy_(slopes.where(data <= 0, 1.0))
     output: Tensor = data * noise
     return torch.Tensor.copy_(data, output) if func is _LEAKY[1] else output
-
-
-class ConstantDraws(TorchDispatchMode):
-    """Every draw is one and the same number, so that batches of different shapes draw alike."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if not is_draw(func):
-            return output
-        if not isinstance(output, Tensor):
-            is_dropout = func is torch.ops.aten.native_dropout.default
-            return (args[0].clone(), torch.ones_like(output[1])) if is_dropout else output
-        if func is torch.ops.aten.randperm.default:
-            return output.copy_(torch.arange(len(output)))
-        is_mask = "bernoulli" in str(func) or output.dtype is torch.bool
-        return output.fill_(1 if is_mask else 0.5 if output.is_floating_point() else 0)

@@ -9,24 +9,29 @@ parameter for them, must be what the call itself gave.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quietgrad.capture.choice import (
+    random_order,
+    replace_others,
+    score_samples,
+    separate_samples,
+    take_several,
+)
 from quietgrad.capture.compare import (
     agree_by_sample,
     coarsest_bits,
+    find_largest,
     leaves,
-    replace_others,
     tensors_in,
 )
 from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
@@ -48,8 +53,6 @@ from quietgrad.factors.base import Factor
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
 
-# Of the largest gradient in a pass: what differs by less between sizes may be rounding.
-_FLOOR, _SAME_SIZE_FLOOR = 1e-5, 1e-7
 # Of gradients that are compared entry by entry.
 _FLOATS_AT_ONCE = 2**24
 
@@ -174,34 +177,6 @@ def _change_values(arguments: Arguments, *, scale: int) -> Arguments:
     return rebuild_arguments(arguments, change)
 
 
-def _random_order(count: int) -> Tensor:
-    generator = torch.Generator()
-    generator.seed()
-    return torch.randperm(count, generator=generator)
-
-
-def _at_least_two(samples: Tensor, count: int) -> Tensor:
-    """These samples, or all and one of them twice: a batch of one may be run differently."""
-    if len(samples) > 1:
-        return samples
-    return torch.cat([torch.arange(count).flip(0), torch.tensor([count - 1])])
-
-
-def _separating_halves(count: int) -> list[Tensor]:
-    """Masks such that of any two samples each is kept in some of them without the other.
-
-    Each sample is in another selection of half of the masks, and none of these holds another.
-    """
-    masks = next(n for n in range(2, count + 2) if math.comb(n, n // 2) >= count)
-    chosen = islice(combinations(range(masks), (masks + 1) // 2), count)
-    kept = torch.zeros(masks, count, dtype=torch.bool)
-    for sample, which in zip(_random_order(count).tolist(), chosen, strict=True):
-        kept[list(which), sample] = True
-    # The first one is used most: it is to be as near to half of the samples as any.
-    balanced = sorted(kept, key=lambda mask: abs(2 * int(mask.sum()) - count))
-    return [mask for mask in balanced if mask.any()]
-
-
 class _Examination:
     """Repeats of one call, with one layout of its arguments."""
 
@@ -215,7 +190,7 @@ class _Examination:
 
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
-        kept, *others = _separating_halves(self.recorded.batch)
+        kept, *others = separate_samples(self.recorded.batch)
         is_same = self._replace_others(kept, self._drawn, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
@@ -240,14 +215,13 @@ class _Examination:
         dim, batch = self.layout.main.dim, self.recorded.batch
         for tensor in self._call.arguments:
             if tensor.is_floating_point() and tensor.ndim > dim and tensor.shape[dim] == batch:
-                rows = tensor.detach().movedim(dim, 0).reshape(batch, -1)
-                return rows.double().sum(1).nan_to_num().cpu()
+                return score_samples(tensor, batch, dim)
         return None
 
     @cached_property
     def is_sizable(self) -> bool:
         """Whether the model runs with another number of samples."""
-        few = _at_least_two(self._everyone[1:], self.recorded.batch)
+        few = take_several(self._everyone[1:], self.recorded.batch)
         return self.run_if_possible(self.layout.select(few), few, backward=False) is not None
 
     def list_alternatives(self) -> Iterator[_Examination]:
@@ -260,7 +234,7 @@ class _Examination:
             layout = replace(self.layout, shared=self.recorded.shared)
             yield _Examination(self.recorded, layout)
         other = _Examination(self.recorded, replace(self.layout, has_sides=False))
-        few = _at_least_two(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
+        few = take_several(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
         if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
             return
         if other.run_if_possible(other.layout.select(few), few, backward=False) is not None:
@@ -276,16 +250,10 @@ class _Examination:
     ) -> bool:
         """Whether these samples get the same when all others are replaced.
 
-        They become the kept sample with the ``largest`` values, or with the smallest, so that
-        whatever is computed of all moves far; if a single one is kept, that sample of all. Any of
-        those kept if nothing is said. Refuses a model that then holds other values afterwards.
+        Refuses a model that then holds other values afterwards.
         """
-        source = None
-        if largest is not None and self._scores is not None:
-            scores = self._scores if largest else -self._scores
-            is_alone = int(kept.sum()) == 1 and len(kept) > 2
-            source = int((scores if is_alone else scores.where(kept, -math.inf)).argmax())
-        samples, rest = replace_others(kept, source), kept.nonzero().flatten()
+        samples = replace_others(kept, self._scores, largest=largest)
+        rest = kept.nonzero().flatten()
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)
         except QuietgradError:
@@ -311,7 +279,7 @@ class _Examination:
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        samples = _at_least_two(self._everyone[1:], self.recorded.batch)
+        samples = take_several(self._everyone[1:], self.recorded.batch)
         return self._is_same_for(samples, drawn, backward=False) is False
 
     def _is_same_for(
@@ -325,12 +293,12 @@ class _Examination:
         if not drawn.is_complete:
             return None
         for major in (True, False) if drawn.drawn else (True,):
-            given = DrawReplayer(drawn.drawn, self.recorded.batch, samples, major=major)
+            given = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
             chosen, mode = self.layout.select(samples), given if drawn.drawn else None
             run = self.run_if_possible(chosen, samples, mode, backward=backward)
             if run is None:
                 return None
-            if not given.is_aligned:
+            if drawn.drawn and given.unaligned:
                 return self._is_same_with_constants(samples)
             if self._agrees(run, samples, backward=backward):
                 return True
@@ -350,10 +318,10 @@ class _Examination:
 
     def _find_place_dependence(self, kept: Tensor, *, backward: bool) -> QuietgradError | None:
         """What changes for these samples when they are alone, in another order."""
-        samples = _at_least_two(kept[_random_order(len(kept))], self.recorded.batch)
+        samples = take_several(kept[random_order(len(kept))], self.recorded.batch)
         if self._is_same_for(samples, self._drawn, backward=backward) is not False:
             return None
-        if self._mixes_any(_separating_halves(self.recorded.batch)):
+        if self._mixes_any(separate_samples(self.recorded.batch)):
             return self._explain(_mixed(self._kind))
         return self._explain((_placed if self._is_moved() else _counted)(self._kind))
 
@@ -469,8 +437,9 @@ class _Examination:
 
     def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
         same_size = run.batch == self.recorded.batch
-        floor = (_SAME_SIZE_FLOOR if same_size else _FLOOR) * self._largest_gradient
-        same = partial(agree_by_sample, bits=self._bits, floor=floor, same_size=same_size)
+        same = partial(
+            agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
+        )
         doubtful: set[str] = set()
         for key in before.keys() | run.factors.keys():
             ones, others = before.get(key, []), run.factors.get(key, [])
@@ -492,9 +461,7 @@ class _Examination:
 
     @cached_property
     def _largest_gradient(self) -> float:
-        firsts = [made[0].tensors[0] for made in self.recorded.factors.values() if made]
-        sizes = [t.abs().nan_to_num(0.0, 0.0, 0.0).max() for t in firsts if t.numel()]
-        return max(map(float, sizes), default=0.0)
+        return find_largest(made[0].tensors[0] for made in self.recorded.factors.values() if made)
 
     @property
     def _is_verifiable(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quietgrad.capture.choice import random_order
 from quietgrad.capture.layout import Layout, is_multiple
 from quietgrad.factors.routed import list_slots
 
@@ -106,7 +107,8 @@ class OwnedLayout(Layout):
     @property
     def _is_in_order(self) -> bool:
         owners = self.owners.flatten()
-        return len(self.dims) == 1 and bool((owners[1:] >= owners[:-1]).all() and (owners >= 0).all())
+        is_sorted = (owners[1:] >= owners[:-1]).all() and (owners >= 0).all()
+        return len(self.dims) == 1 and bool(is_sorted)
 
     def spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """One factor for each sample as a tensor to multiply ``like`` with."""
@@ -197,9 +199,7 @@ class OwnerReader:
         return None
 
 
-def match_rows(
-    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int
-) -> OwnedLayout | None:
+def match_rows(evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int) -> OwnedLayout | None:
     """Owners of a tensor's rows by passes of gradients, seeds and gradients of the whole batch.
 
     Rows are those of the first dimension, or of the second if there is one of the first. None if
@@ -278,23 +278,18 @@ Run = Callable[[Tensor, Callable[["Arrival"], object]], None]
 
 
 def read_powers(
-    layouts: LayoutTable,
-    batch: int,
-    whole: Sequence[Arrival],
-    run: Run,
-    *,
-    only_owned: bool = False,
+    layouts: LayoutTable, batch: int, whole: Sequence[Arrival], run: Run, *, learn: bool = True
 ) -> bool:
     """Whether all gradients scale with their sample's loss; rows that need it get their owners.
 
     Args:
-        layouts: by one dimension, of which those are struck out that do not fit.
+        layouts: by one dimension.
         batch: the number of samples.
         whole: the gradients of all losses.
         run: a further pass.
-        only_owned: whether nothing is asked of operations with a layout by one dimension.
+        learn: whether it is remembered which layouts do not fit. It is not in repeats.
     """
-    codes, comparison = _Codes(batch), _Multiples(layouts, whole, only_owned=only_owned)
+    codes, comparison = _Codes(batch), _Multiples(layouts, whole, learn=learn)
     while True:
         for power, seeds in enumerate(codes.seeds()):
             comparison.begin(seeds, codes.exponents, _CODES**power)
@@ -314,9 +309,7 @@ class _Codes:
     """
 
     def __init__(self, count: int) -> None:
-        generator = torch.Generator()
-        generator.seed()
-        self._codes = torch.randperm(count, generator=generator)
+        self._codes = random_order(count)
         spread = max(1, _CODES // count)
         self.exponents = [digit * spread - _LARGEST for digit in range(min(_CODES, count))]
         self.samples = self._codes.argsort()
@@ -337,8 +330,8 @@ class _Multiples:
     Where no layout by one dimension is left, rows are asked for their owners.
     """
 
-    def __init__(self, layouts: LayoutTable, whole: Sequence[Arrival], *, only_owned: bool) -> None:
-        self._layouts, self._whole, self._only_owned = layouts, whole, only_owned
+    def __init__(self, layouts: LayoutTable, whole: Sequence[Arrival], *, learn: bool) -> None:
+        self._layouts, self._whole, self._learn = layouts, whole, learn
         self._readers: dict[int, OwnerReader] = {}
         self._unread: set[int] = set()
         self._verdicts: list[bool] = []
@@ -360,18 +353,22 @@ class _Multiples:
         site = found.site
         is_read = place in self._readers or place in self._unread
         if not is_read and site.key not in self._layouts.owned:
-            if self._only_owned and self._layouts.possible(
-                site.key, found.grad.shape, site.dims, len(self._seeds)
-            ):
-                return True
-            verdict = self._layouts.observe(site.key, found.grad, site.dims, self._seeds, whole)
-            if verdict is not False:
+            if self._fits(found, whole):
                 return True
             if self._base > 1:  # the digits before this one were not read
                 self._unread.add(place)
                 return False
         reader = self._readers.setdefault(place, OwnerReader(site.dims))
         return reader.read(found.grad, whole, self._exponents, self._base)
+
+    def _fits(self, found: Arrival, whole: Tensor) -> bool:
+        """Whether some layout by one dimension is left."""
+        site, grad, seeds = found.site, found.grad, self._seeds
+        if self._learn:
+            verdict = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
+            return verdict is not False
+        left = self._layouts.possible(site.key, grad.shape, site.dims, len(seeds))
+        return any(not layout.is_refuted(grad, seeds, whole) for layout in left)
 
     def is_to_be_read_again(self) -> bool:
         """Whether rows have to be asked for their owners that were not, from the beginning."""
@@ -396,5 +393,6 @@ class _Multiples:
             site.owners = reader.make_layout(samples)
             if site.owners is None:
                 return False
-            self._layouts.owned.add(site.key)
+            if self._learn:
+                self._layouts.owned.add(site.key)
         return True

@@ -321,7 +321,7 @@ class _Propagation:
             tape.batch,
             arrivals,
             partial(self._propagate, keep_graph=True),
-            only_owned=not orders_rows,
+            learn=False,
         )
         for arrival in arrivals:
             observe(arrival)

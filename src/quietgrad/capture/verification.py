@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.choice import split_samples
 from quietgrad.capture.collation import check_collation
-from quietgrad.capture.compare import split_samples
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.owners import read_powers

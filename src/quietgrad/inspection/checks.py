@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from quietgrad.capture.compare import is_same
+from quietgrad.capture.compare import first_difference, is_same
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.errors import LossError, QuietgradError, SampleMixingError
@@ -149,8 +149,8 @@ def _compare_state(subject: Subject) -> _Kept:
     counters = tuple(name for name in touched if name not in data)
     # Where these are no losses, another check says so.
     comparable = isinstance(losses, Tensor) and isinstance(other_losses, Tensor)
-    same_losses = subject.tolerance.same_shape.agree
-    return _Kept(data, counters, comparable and not same_losses(losses, other_losses))
+    remembers = comparable and not subject.agree(losses, other_losses, same_size=True)
+    return _Kept(data, counters, remembers)
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> 
     session = Capture(model, thorough=verify)
     batch = subject.select(subject.batch, list(places))
     try:
-        with subject.mode.running(places, noting=False):
+        with subject.randomness.running(places, noting=False):
             session.begin(len(places), verify=verify)
             losses = subject.loss_fn(model, batch)
             captured.operations.update(session.operations())
@@ -230,7 +230,7 @@ def coverage(subject: Subject, captured: Captured) -> tuple[Coverage, ...]:
 
 def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
     """Per-sample gradients equal those of a loop over batches of one."""
-    if subject.mode.unaligned:
+    if subject.randomness.unaligned:
         yield draws_differ("exactness", "compared with batches of one", subject)
         return
     silent = True
@@ -250,10 +250,10 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
                 "makes all samples alike, and torch refuses it: use fewer groups.",
             )
             return
-        alone = subject.gradients(losses, model)
+        alone = subject.gradients(losses, model, [place])
         together = {name: captured.gradient(name, row, g) for name, g in alone.items()}
         silent &= not any(bool(gradient.any()) for gradient in alone.values())
-        name = subject.tolerance.first_difference(together, alone)
+        name = first_difference(together, alone, subject.bits)
         if name is not None:
             norms = [float(found[name].norm()) for found in (together, alone)]
             yield fault(
@@ -275,7 +275,7 @@ def exactness(subject: Subject, captured: Captured) -> Iterator[Finding]:
 
 def leave_one_out(subject: Subject, captured: Captured) -> Iterator[Finding]:
     """On these samples the sum changes by at most its sensitivity if one is left out."""
-    if subject.mode.unaligned:
+    if subject.randomness.unaligned:
         yield draws_differ("sensitivity", "left one sample out", subject)
         return
     whole = clipped_sum(subject, captured, len(subject.captured))

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from quietgrad.capture.compare import split_samples, tensors_in
+from quietgrad.capture.choice import replace_others, separate_samples
+from quietgrad.capture.compare import (
+    agree_by_sample,
+    find_largest,
+    first_difference,
+    tensors_in,
+)
 from quietgrad.errors import QuietgradError
-from quietgrad.inspection.determinism import KEYS
 from quietgrad.inspection.report import Finding, Severity, draws_differ, fault, listed, named
-from quietgrad.inspection.subject import Label, Subject, Tolerance, spread_over_labels
+from quietgrad.inspection.subject import Label, Subject, spread_over_labels
 
 _MOST_RUNS = 64
 _MOST_CLASSES = 16
@@ -72,28 +77,29 @@ def _width_of_outputs(subject: Subject) -> int:
 
 def independence(subject: Subject) -> Iterator[Finding]:
     """Others' losses stay the same, whichever samples are removed or replaced."""
-    for key in KEYS if subject.mode.saw_draws else KEYS[:1]:
-        subject.use_key(key)
-        found = _find_dependence(subject) or _find_gradient_dependence(subject)
-        subject.use_key(KEYS[0])
-        if found:
-            yield found
-            return
-    if subject.mode.unaligned:
+    for is_low in (True, False):
+        if is_low or subject.randomness.has_single:
+            subject.align_draws(is_low=is_low)
+            found = _find_dependence(subject) or _find_gradient_dependence(subject)
+            subject.randomness.is_low = True
+            if found:
+                yield found
+                return
+    if subject.randomness.unaligned:
         yield draws_differ("independence", "removed samples", subject)
 
 
 @torch.no_grad()
 def _find_dependence(subject: Subject) -> Finding | None:
     losses = subject.losses(subject.fresh_model(), subject.everyone)
-    whole = float(losses[losses.isfinite()].norm())
-    for change in _changes(subject):
+    largest = find_largest([losses])
+    for change in _changes(subject, losses):
         try:
             after = subject.losses(subject.fresh_model(), change.after)
         except QuietgradError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
-            if len(change.after) == subject.count:
+            if change.keeps_size:
                 raise
             return fault(
                 "loss",
@@ -104,16 +110,17 @@ def _find_dependence(subject: Subject) -> Finding | None:
             )
         was, now = change.rows
         fits = len(after) == len(change.after)
-        if not fits or not change.tolerance(subject).agree(after[now], losses[was]):
+        if not fits or not subject.agree(losses[was], after[now], same_size=change.keeps_size):
+            if subject.randomness.unaligned and not change.keeps_size:
+                return None
             return _describe_mixing(subject, change)
-    if subject.mode.unaligned:
+    if subject.randomness.unaligned:
         return None
     for place in spread_over_labels(subject.labels, _MOST_ALONE):
         alone = _run_alone(subject, subject.fresh_model(), place)
         # Of a small loss only rounding errors of larger ones may be left.
-        if alone is not None and not subject.tolerance.agree(
-            alone, losses[place : place + 1], whole
-        ):
+        before = losses[place : place + 1]
+        if alone is not None and not agree_by_sample(before, alone, subject.bits, largest):
             return _describe_mixing(subject, SampleChange.isolating(place))
     return None
 
@@ -139,7 +146,7 @@ def _find_gradient_dependence(subject: Subject) -> Finding | None:
     Gradients are linear in losses. So the sum of the gradients of several smaller batches, with a
     weight for each sample, is one gradient of the whole batch.
     """
-    if subject.mode.unaligned:
+    if subject.randomness.unaligned:
         return None
     with torch.no_grad():
         losses = subject.losses(subject.fresh_model(), subject.everyone)
@@ -160,7 +167,7 @@ def _find_gradient_dependence(subject: Subject) -> Finding | None:
         together = _weighted_gradients(subject, sorted(finite), weights * times) if parts else {}
         if not all(gradient.isfinite().all() for gradient in together.values()):
             continue  # in training such samples are dropped
-        if name := subject.tolerance.first_difference(together, parts):
+        if name := first_difference(together, parts, subject.bits):
             return fault(
                 "independence",
                 f"the gradients of samples for parameter '{name}' are others in the whole batch "
@@ -183,7 +190,7 @@ def _weighted_gradients(subject: Subject, places: list[int], weights: Tensor) ->
     if not losses.requires_grad:
         parameters = model.named_parameters()
         return {name: torch.zeros_like(p) for name, p in parameters if p.requires_grad}
-    return subject.gradients(losses * weights[places], model)
+    return subject.gradients(losses * weights[places], model, places)
 
 
 @dataclass(frozen=True)
@@ -220,10 +227,10 @@ class SampleChange:
         """All others are removed."""
         return SampleChange([place], [place], ([place], [0]), "run alone")
 
-    def tolerance(self, subject: Subject) -> Tolerance:
-        """Kernels may round differently for a batch of another size."""
-        same = len(self.after) == subject.count
-        return subject.tolerance.same_shape if same else subject.tolerance
+    @property
+    def keeps_size(self) -> bool:
+        """Whether there are as many samples as before."""
+        return self.done == "replaced"
 
     def __str__(self) -> str:
         many = len(self.places) > 1
@@ -231,7 +238,7 @@ class SampleChange:
         return f"when {numbers} {self.done}"
 
 
-def _changes(subject: Subject) -> Iterator[SampleChange]:
+def _changes(subject: Subject, losses: Tensor) -> Iterator[SampleChange]:
     """Every sample is replaced by one of another label, wherever there is one, and is a stand-in.
 
     One at a time, or in as many groups as there may be runs. Then half of the samples, in turns
@@ -248,12 +255,12 @@ def _changes(subject: Subject) -> Iterator[SampleChange]:
     for start in range(0, subject.count, size):
         some = order[start : start + size]
         yield SampleChange.replacing(subject, {place: stand_ins[place] for place in some})
-    masks = [mask for pair in split_samples(subject.count, shuffle=False) for mask in pair]
-    halves = [mask.nonzero().flatten().tolist() for mask in masks]
-    for half in halves:
-        other = min(set(subject.everyone) - set(half))
-        yield SampleChange.replacing(subject, dict.fromkeys(half, other))
-    if subject.mode.unaligned:
+    halves, scores = [], losses.nan_to_num().cpu()
+    for kept in separate_samples(subject.count, shuffle=False):
+        halves.append((~kept).nonzero().flatten().tolist())
+        after = replace_others(kept, scores, largest=True).tolist()
+        yield SampleChange.replacing(subject, {place: after[place] for place in halves[-1]})
+    if subject.randomness.unaligned:
         return  # a batch of another size draws otherwise
     yield SampleChange.removing(subject, subject.everyone[-1:])
     for half in halves:
@@ -368,6 +375,6 @@ def _same_rows(one: Tensor, other: Tensor, change: SampleChange, subject: Subjec
     for dim in fitting:
         left = one.movedim(dim, 0).reshape(count, -1)[change.rows[0]]
         right = other.movedim(dim, 0).reshape(now, -1)[change.rows[1]]
-        if change.tolerance(subject).agree(left, right):
+        if subject.agree(left, right, same_size=change.keeps_size):
             return True
     return False

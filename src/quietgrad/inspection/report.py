@@ -121,7 +121,7 @@ def fault(check: str, what: str, remedy: str = "") -> Finding:
 
 def draws_differ(check: str, done: str, subject: Subject) -> Finding:
     """What cannot be compared, because the model draws otherwise in a batch of another size."""
-    names = ", ".join(sorted(subject.mode.unaligned))
+    names = ", ".join(sorted(subject.randomness.unaligned))
     what = (
         f"not {done}: what is drawn by {names} cannot be kept the same for a sample in a batch of "
         "another size."

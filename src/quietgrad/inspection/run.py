@@ -191,6 +191,6 @@ def _without_losses(name: str) -> Finding:
 
 
 def _randomness(subject: Subject) -> Finding:
-    names = ", ".join(sorted(subject.mode.randomness))
-    what = f"{names}: switched off or made repeatable for these comparisons, not in training."
+    names = ", ".join(sorted(subject.randomness.names))
+    what = f"{names}: made repeatable for these comparisons, not in training."
     return Finding("randomness", Severity.OK, what if names else "none was drawn.")

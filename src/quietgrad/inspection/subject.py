@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -14,66 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import is_equal, is_same, map_tensors, tensors_in
+from quietgrad.capture.compare import (
+    agree,
+    agree_across_sizes,
+    coarsest_bits,
+    is_equal,
+    is_same,
+    map_tensors,
+    tensors_in,
+)
+from quietgrad.capture.draws import find_devices
 from quietgrad.capture.model_state import find_values
 from quietgrad.clipping import Clipping
 from quietgrad.grouping.base import Group
-from quietgrad.inspection.determinism import Predictable, switch_off_layer_dropout
+from quietgrad.inspection.randomness import Randomness
 from quietgrad.strategies import Strategy
-
-_RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-3}
-_HALF = 0.1
-_OVERALL = 0.01
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Kernels round differently for batches of other sizes. A mistake is far larger.
-
-    Attributes:
-        relative: to the size of what is compared. A hundredth of it is allowed relative to the
-            whole that it is a part of: where parts cancel, only rounding errors are left.
-    """
-
-    relative: float
-
-    @staticmethod
-    def of(dtypes: Iterable[torch.dtype]) -> Tolerance:
-        """For the coarsest of these types."""
-        return Tolerance(max((_RELATIVE.get(dtype, _HALF) for dtype in dtypes), default=_HALF))
-
-    @property
-    def same_shape(self) -> Tolerance:
-        """For computations of the same shape, which kernels hardly round differently."""
-        return Tolerance(self.relative / 100)
-
-    def agree(self, one: Tensor, other: Tensor, whole: float | None = None) -> bool:
-        """Whether two tensors are the same, as parts of something of norm ``whole``."""
-        if one.shape != other.shape:
-            return False
-        if not one.is_floating_point():
-            return torch.equal(one, other)
-        one, other = one.detach(), other.detach()
-        size = _norm(other)
-        allowed = self.relative * (size + _OVERALL * (size if whole is None else whole))
-        apart = _norm(one - other)
-        if math.isfinite(apart):
-            return apart <= allowed
-        # Samples may be broken; then they must be broken in the same way in both.
-        return bool(torch.allclose(one, other, rtol=1e-2, equal_nan=True))
-
-    def first_difference(
-        self, some: Mapping[str, Tensor], others: Mapping[str, Tensor]
-    ) -> str | None:
-        """The name of a gradient that differs in the two; None if all agree."""
-        whole = math.hypot(*map(_norm, others.values()))
-        apart = (name for name, value in others.items() if not self.agree(some[name], value, whole))
-        return next(apart, None)
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
-
 
 Select = Callable[[Any, list[int]], Any]
 """Makes a batch of some samples of another, given by their places; a place may come twice."""
@@ -197,11 +152,10 @@ class Copies:
 
     Args:
         original: never run, and never changed.
-        prepare: done to each copy.
     """
 
-    def __init__(self, original: nn.Module, prepare: Callable[[nn.Module], None]) -> None:
-        self._original, self._prepare = original, prepare
+    def __init__(self, original: nn.Module) -> None:
+        self._original = original
         self._parameters: list[nn.Parameter] = []
 
     def fresh(self) -> nn.Module:
@@ -212,7 +166,6 @@ class Copies:
         memo = {id(p): own for p, own in zip(originals, self._parameters, strict=False)}
         model = copy_model(self._original, memo)
         self._parameters = list(model.parameters())
-        self._prepare(model)
         model.zero_grad()
         return model
 
@@ -283,7 +236,6 @@ class Subject:
         clipping: as in training.
         groups: as in training.
         strategy: as in training.
-        mode: makes randomness repeatable, and remembers what there was of it.
         answers: to questions that are asked once.
     """
 
@@ -296,7 +248,6 @@ class Subject:
     clipping: Clipping
     groups: tuple[Group, ...]
     strategy: Strategy
-    mode: Predictable = field(default_factory=Predictable)
     answers: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @property
@@ -315,35 +266,46 @@ class Subject:
         return spread_over_labels(self.labels, self.compared)
 
     def fresh_model(self) -> nn.Module:
-        """A copy on which nothing was run, with layers' dropout switched off."""
+        """A copy on which nothing was run."""
         return self._copies.fresh()
 
     @cached_property
     def _copies(self) -> Copies:
-        def prepare(model: nn.Module) -> None:
-            self.mode.randomness.update(switch_off_layer_dropout(model))
+        return Copies(self.original)
 
-        return Copies(self.original, prepare)
+    @cached_property
+    def randomness(self) -> Randomness:
+        """Makes draws repeatable, and remembers what there was of them."""
+        return Randomness(self.count, find_devices(self.original))
 
     def losses(self, model: nn.Module, places: Sequence[int]) -> Tensor:
-        """The losses of some samples, by a copy of the model, with repeatable randomness."""
+        """The losses of some samples, by a copy of the model, with repeatable draws."""
         batch = self.select(self.batch, list(places))
-        with self.mode.running(places):
+        with self.randomness.running(places):
             return self.loss_fn(model, batch)
 
-    def use_key(self, key: int) -> None:
-        """From now on draw by this key, having seen which draws grow with the number of samples."""
-        self.mode.key = key
-        if self.mode.saw_draws and key not in self.answers.setdefault(Subject.use_key, set()):
-            self.answers[Subject.use_key].add(key)
-            with torch.no_grad():  # a run of everyone comes next
-                self.losses(self.fresh_model(), self.everyone[:-1])
+    @torch.no_grad()
+    def align_draws(self, *, is_low: bool) -> None:
+        """Draw from this end from now on, having seen what fewer samples can be given again."""
+        randomness = self.randomness
+        randomness.is_low = is_low
+        if randomness.draws.is_recorded and not randomness.draws.has_drawn:
+            return
+        whole, fewer = self.losses(self.fresh_model(), self.everyone), self.everyone[:-1]
+        with suppress(RuntimeError, ValueError, IndexError):  # a fault, as removing samples tells
+            for randomness.draws.is_major in (True, False):
+                found = self.losses(self.fresh_model(), fewer)
+                if self.agree(whole[fewer], found, same_size=False):
+                    return
+        randomness.draws.is_major = True
 
-    def gradients(self, losses: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    def gradients(
+        self, losses: Tensor, model: nn.Module, places: Sequence[int]
+    ) -> dict[str, Tensor]:
         """The ordinary gradient of a sum of losses, by autograd; zero where there is none."""
         # Not by autograd.grad, which reentrant checkpointing refuses.
         model.zero_grad()
-        with self.mode.running(self.mode.draws.places):
+        with self.randomness.running(places, noting=False):
             losses.sum().backward()
         found = {
             name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
@@ -354,12 +316,14 @@ class Subject:
         return found
 
     @property
-    def tolerance(self) -> Tolerance:
-        """How far two computations of the same may be apart, in the precision they run in."""
-        dtypes = {p.dtype for p in self.original.parameters() if p.is_floating_point()}
-        if self.mode.saw_autocast:
-            dtypes.add(torch.bfloat16)
-        return Tolerance.of(dtypes)
+    def bits(self) -> int:
+        """Of the least precise numbers that it computes with."""
+        lower = [torch.empty(0, dtype=torch.bfloat16)] if self.randomness.saw_autocast else []
+        return coarsest_bits([*self.original.parameters(), *lower])
+
+    def agree(self, before: Tensor, after: Tensor, *, same_size: bool) -> bool:
+        """Whether two runs gave the same but for rounding."""
+        return (agree if same_size else agree_across_sizes)(before, after, self.bits)
 
 
 def require_usable(model: Any, loss_fn: Any) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from quietgrad._checks import require_count
-from quietgrad.capture.compare import is_close, replace_others, split_samples
-from quietgrad.capture.draws import RandomState, preserve_randomness
+from quietgrad.capture.choice import replace_others, score_samples, separate_samples
+from quietgrad.capture.compare import agree, agree_across_sizes
+from quietgrad.capture.draws import RepeatableDraws
 from quietgrad.errors import LossError, SampleMixingError
 
 
@@ -59,33 +61,28 @@ class MixingWatch:
         self._seen += samples > 1
 
     def _mixes(self, rows: Tensor, samples: int) -> bool:
-        before = self._repeat(rows)
-        if not _same(before, self._repeat(rows)):
+        draws, everyone = RepeatableDraws(samples, _devices_of(rows)), torch.arange(samples)
+        before = self._repeat(draws, rows, everyone)
+        if not agree(before, self._repeat(draws, rows, everyone)):
             self._warn()
             return False
-        halves = (half for pair in split_samples(samples) for half in pair)
-        if any(self._is_noticed(rows, before, kept) for kept in halves):
-            return True
-        if not self._draws_nothing(rows):
-            return False  # it would draw otherwise for fewer
-        return not _same(before[: self._views], self._repeat(rows[: self._views]))
+        scores = score_samples(rows, samples)
+        for number, kept in enumerate(separate_samples(samples)):
+            others = replace_others(kept, scores, largest=number % 2 == 0)
+            after = self._repeat(draws, rows, others)
+            mask = kept.repeat_interleave(self._views).to(before.device)
+            if not agree(before[mask], after[mask]):
+                return True
+        alone = self._repeat(draws, rows, everyone[:1])
+        if draws.unaligned:
+            return False  # it draws otherwise for fewer
+        return not agree_across_sizes(before[: self._views], alone)
 
-    def _is_noticed(self, rows: Tensor, before: Tensor, kept: Tensor) -> bool:
-        """Whether rows that are kept change when each of the others becomes one of them."""
-        by_sample = rows.view(len(kept), self._views, *rows.shape[1:])
-        after = self._repeat(by_sample[replace_others(kept).to(rows.device)].flatten(0, 1))
-        mask = kept.repeat_interleave(self._views).to(before.device)
-        return not _same(before[mask], after[mask])
-
-    def _repeat(self, rows: Tensor) -> Tensor:
-        with preserve_randomness():
-            return self._change(rows.clone())
-
-    def _draws_nothing(self, rows: Tensor) -> bool:
-        with preserve_randomness():
-            before = RandomState()
-            self._change(rows.clone())
-            return not before.find_moved()
+    def _repeat(self, draws: RepeatableDraws, rows: Tensor, samples: Tensor) -> Tensor:
+        """What becomes of these samples, with the draws that they had."""
+        by_sample = rows.view(-1, self._views, *rows.shape[1:])
+        with draws.running(samples.tolist()):
+            return self._change(by_sample[samples.to(rows.device)].flatten(0, 1))
 
     def _warn(self) -> None:
         if not self._has_warned:
@@ -98,8 +95,8 @@ class MixingWatch:
         self._has_warned = True
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return is_close(one, other, rtol=1e-5, atol=1e-8)
+def _devices_of(tensor: Tensor) -> tuple[torch.device, ...]:
+    return () if tensor.device.type == "cpu" else (tensor.device,)
 
 
 Transform = Callable[[Tensor], Tensor]

@@ -61,7 +61,9 @@ def multi_head_attention(
         mask = _mask(attn_mask, key_padding_mask, q, k)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         weights = F.softmax(scores if mask is None else scores + mask, -1)
-        dropped = F.dropout(weights, dropout_p, training)
+        # As torch does it, so that draws are of the same shape: see capture/draws.py.
+        rows = weights.flatten(0, 1) if need_weights else weights
+        dropped = F.dropout(rows, dropout_p, training).view_as(weights)
         merged = (dropped @ v).permute(2, 0, 1, 3).flatten(2)
         output = F.linear(merged, out_proj_weight, out_proj_bias)
     if not need_weights:

@@ -339,7 +339,8 @@ class _Direction:
     ) -> None:
         self._call, self._kind, self._step, self._index = call, kind, step, index
         self._w_ih, self._w_hh = cell[:2]
-        self._b_ih, self._b_hh = cell[2:4] if has_biases else (None, None)
+        biases: Sequence[Tensor | None] = cell[2:4] if has_biases else (None, None)
+        self._b_ih, self._b_hh = biases
         self._projection = cell[-1] if len(cell) in (3, 5) else None
 
     def __call__(

@@ -1,0 +1,74 @@
+"""Which samples of a batch are replaced by others, or left out, to see whether the rest notices."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator
+from itertools import combinations, islice
+
+import torch
+from torch import Tensor
+
+
+def random_order(count: int) -> Tensor:
+    """Of so many; drawn from the operating system's entropy, so that nothing is aligned with it."""
+    generator = torch.Generator()
+    generator.seed()
+    return torch.randperm(count, generator=generator)
+
+
+def split_samples(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Halves, as masks, such that any two samples are on different sides of some split."""
+    codes = random_order(count)
+    for bit in range(math.ceil(math.log2(count))):
+        half = codes.bitwise_right_shift(bit).bitwise_and(1).bool()
+        yield half, ~half
+
+
+def separate_samples(count: int, *, shuffle: bool = True) -> list[Tensor]:
+    """Masks such that of any two samples each is kept in some of them without the other.
+
+    Each sample is in another selection of half of the masks, and none of these holds another.
+    """
+    masks = next(n for n in range(2, count + 2) if math.comb(n, n // 2) >= count)
+    chosen = islice(combinations(range(masks), (masks + 1) // 2), count)
+    kept = torch.zeros(masks, count, dtype=torch.bool)
+    order = random_order(count) if shuffle else torch.arange(count)
+    for sample, which in zip(order.tolist(), chosen, strict=True):
+        kept[list(which), sample] = True
+    # The first one is used most: it is to be as near to half of the samples as any.
+    balanced = sorted(kept, key=lambda mask: abs(2 * int(mask.sum()) - count))
+    return [mask for mask in balanced if mask.any()]
+
+
+def replace_others(
+    kept: Tensor, scores: Tensor | None = None, *, largest: bool | None = None
+) -> Tensor:
+    """Which sample stands in each place when all but ``kept[B]`` become another one.
+
+    It is the kept one with the ``largest`` score, or with the smallest, so that whatever is
+    computed of all moves far; if a single one is kept, that sample of all. Any of those kept if
+    nothing is said.
+    """
+    places = torch.arange(len(kept))
+    if scores is None or largest is None:
+        sources = places[kept]
+        return torch.where(kept, places, sources[secrets.randbelow(len(sources))])
+    scores = scores if largest else -scores
+    is_alone = int(kept.sum()) == 1 and len(kept) > 2
+    source = (scores if is_alone else scores.where(kept, -math.inf)).argmax()
+    return torch.where(kept, places, source)
+
+
+def score_samples(tensor: Tensor, batch: int, dim: int = 0) -> Tensor:
+    """The sum of each sample's values, which are along a dimension."""
+    values = tensor.detach().real if tensor.is_complex() else tensor.detach()
+    return values.movedim(dim, 0).reshape(batch, -1).double().sum(1).nan_to_num().cpu()
+
+
+def take_several(samples: Tensor, count: int) -> Tensor:
+    """These samples, or all and one of them twice: a batch of one may be run differently."""
+    if len(samples) > 1:
+        return samples
+    return torch.cat([torch.arange(count).flip(0), torch.tensor([count - 1])])

@@ -186,14 +186,6 @@ def test_eval_mode_is_named():
             engine.backward(squares(model, x))
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_packed_sequences_are_refused_clearly(kind):
-    layer = kind(FEATURES, 2, batch_first=True).double()
-    packed = nn.utils.rnn.pack_padded_sequence(samples(4, 5, FEATURES), [5, 4, 3, 2], True)
-    with pytest.raises(QuietgradError, match="padded"):
-        qg.clipped_sum(layer, lambda: layer(packed)[1][0].reshape(4, -1).sum(1))
-
-
 def test_a_layer_put_in_another_s_place_is_not_trained_without_noise():
     """The optimizer still holds the old layer's parameters; the new one's have no noise planned."""
     model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Linear(3, 2)).double()

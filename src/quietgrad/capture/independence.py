@@ -42,6 +42,7 @@ from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recaptur
 from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
+    JoinedInput,
     copy_arguments,
     list_input_layouts,
     rebuild_arguments,
@@ -69,6 +70,7 @@ class RecordedCall:
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
         shared: by id, parts of its arguments that were the same with other samples.
+        has_owned_rows: whether rows of some operation belong to samples in any order and number.
     """
 
     call: ModelCall
@@ -77,6 +79,7 @@ class RecordedCall:
     batch: int
     is_bypassed: bool = False
     shared: frozenset[int] = frozenset()
+    has_owned_rows: bool = False
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> None:
@@ -89,24 +92,40 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
             replaced once, and every two samples are told apart by further repeats, without a
             backward pass.
     """
-    call, batch = recorded.call, recorded.batch
-    arguments = call.args, call.kwargs
-    layouts = list_input_layouts(arguments, batch)
+    call = recorded.call
+    if call.with_gradients and recorded.has_owned_rows:
+        ragged = _find_joined(recorded, only_ragged=True)
+        if ragged is not None:
+            examination = _Examination(recorded, ragged)
+            if complaint := examination.find_complaint(is_new=is_new, is_first=is_first):
+                raise complaint
+            return
+    layouts = list_input_layouts((call.args, call.kwargs), recorded.batch)
     if not call.with_gradients:
-        # No probe tells where the samples are: in the first dimension, if they can be there.
-        layouts = [each for each in layouts if not each.main.dim and not each.folded] or [
-            each for each in layouts if _is_before_features(call, each.main)
-        ]
-        if not layouts:
-            batch = _count_rows(call)  # a frozen part, called with some of the samples
-            layouts = [InputLayout(Layout(batch))] if batch > 1 else []
+        layouts = _list_frozen_layouts(call, layouts)
         if not layouts:
             check_single(replace(recorded, batch=1))
             return
+        recorded = replace(recorded, batch=layouts[0].batch)
+    complaint = _try_layouts(recorded, layouts, is_new=is_new, is_first=is_first)
+    if complaint is None:
+        return
+    if call.with_gradients:
+        joined = _find_joined(recorded, only_ragged=False)
+        other = None if joined is None else _Examination(recorded, joined)
+        if other and not other.find_complaint(is_new=is_new, is_first=is_first):
+            return
+    raise complaint
+
+
+def _try_layouts(
+    recorded: RecordedCall, layouts: Sequence[InputLayout], *, is_new: bool, is_first: bool
+) -> QuietgradError | None:
+    """What is wrong with a call wherever its samples are; None if it is well in some layout."""
     complaints: list[QuietgradError] = []
     refused: list[_Examination] = []
     for layout in layouts:
-        examination = _Examination(replace(recorded, batch=batch), layout)
+        examination = _Examination(recorded, layout)
         complaint = examination.find_complaint(is_new=is_new, is_first=is_first)
         for other in examination.list_alternatives() if complaint is not None else ():
             complaint = complaint and other.find_complaint(is_new=is_new, is_first=is_first)
@@ -115,19 +134,54 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         if complaint is None and (
             not refused or examination.is_sizable or not any(each.is_sizable for each in refused)
         ):
-            return
+            return None
         refused.append(examination)
         complaints += [complaint] if complaint is not None else []
     if complaints:
-        raise complaints[0]
-    if any(output.holds_samples(batch) for output in call.outputs):
-        raise UnsupportedOperationError(
-            f"the model ({type(call.model).__name__}) returns something for each of the {batch} "
-            "samples, and nothing that it is called with holds them: it gets them in another way "
-            "(an attribute, a function, an object that cannot be looked into), so that it cannot "
-            "be verified that it keeps them apart. Pass the samples as tensors, or as a list with "
-            "one entry for each."
-        )
+        return complaints[0]
+    if not any(output.holds_samples(recorded.batch) for output in recorded.call.outputs):
+        return None
+    return UnsupportedOperationError(
+        f"the model ({type(recorded.call.model).__name__}) returns something for each of the "
+        f"{recorded.batch} samples, and nothing that it is called with holds them: it gets them in "
+        "another way (an attribute, a function, an object that cannot be looked into), so that it "
+        "cannot be verified that it keeps them apart. Pass the samples as tensors, or as a list "
+        "with one entry for each."
+    )
+
+
+def _list_frozen_layouts(call: ModelCall, layouts: list[InputLayout]) -> list[InputLayout]:
+    """Of a call without gradients, of which no probe tells where the samples are.
+
+    In the first dimension, if they can be there.
+    """
+    found = [each for each in layouts if not each.main.dim and not each.folded] or [
+        each for each in layouts if _is_before_features(call, each.main)
+    ]
+    if found:
+        return found
+    rows = _count_rows(call)  # a frozen part, called with some of the samples
+    return [InputLayout(Layout(rows))] if rows > 1 else []
+
+
+def _find_joined(recorded: RecordedCall, *, only_ragged: bool) -> JoinedInput | None:
+    """Arguments in which samples are rows of one tensor; None if there are none.
+
+    If ``only_ragged``, some must be in any order and number.
+    """
+    batch = recorded.batch
+    run = _Examination(recorded, InputLayout(Layout(batch))).run_if_possible(
+        copy_arguments, torch.arange(batch), read_rows=True
+    )
+    # What has no gradient may still reach others' rows: it must be seen to change nothing.
+    if run is None or run.rows is None or run.rows.untold:
+        return None
+    rows = run.rows.found
+    is_joined = any(
+        each.is_ragged or (not only_ragged and each.owners.numel() > batch)
+        for each in rows.values()
+    )
+    return JoinedInput(Layout(batch), rows) if is_joined else None
 
 
 def _is_before_features(call: ModelCall, layout: Layout) -> bool:
@@ -180,7 +234,7 @@ def _change_values(arguments: Arguments, *, scale: int) -> Arguments:
 class _Examination:
     """Repeats of one call, with one layout of its arguments."""
 
-    def __init__(self, recorded: RecordedCall, layout: InputLayout) -> None:
+    def __init__(self, recorded: RecordedCall, layout: InputLayout | JoinedInput) -> None:
         self.recorded, self.layout = recorded, layout
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
@@ -230,6 +284,8 @@ class _Examination:
         That is what was the same with other samples; and lists and arrays, if the model runs with
         another number of samples only as long as these stay as they are.
         """
+        if isinstance(self.layout, JoinedInput):
+            return
         if self.recorded.shared:
             layout = replace(self.layout, shared=self.recorded.shared)
             yield _Examination(self.recorded, layout)
@@ -356,27 +412,30 @@ class _Examination:
         mode: AbstractContextManager[Any] | None = None,
         *,
         backward: bool = True,
+        read_rows: bool = False,
     ) -> Execution:
         """A repeat in which sample ``i`` is ``samples[i]`` of the call."""
         call, count = self._call, len(samples)
         returned = call.returned
         assert returned is not None
+        if isinstance(self.layout, JoinedInput):
+            samples = torch.arange(count)  # each keeps its rows, with other values
         comparison = self._comparison(samples, torch.arange(count), samples)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         hold = count == self.recorded.batch
-        return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, hold=hold)
+        options = {"hold": hold, "read_rows": read_rows}
+        return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, **options)
 
     def run_if_possible(
         self,
         choose: Choose,
         samples: Tensor,
         mode: AbstractContextManager[Any] | None = None,
-        *,
-        backward: bool = True,
+        **options: bool,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:
-            return self.run(choose, samples, mode, backward=backward)
+            return self.run(choose, samples, mode, **options)
         except Exception:
             return None
 

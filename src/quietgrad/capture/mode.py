@@ -86,8 +86,9 @@ class CaptureMode(TorchFunctionMode):
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
         call = self._call(func, tape)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
-        if operation.ignores_data or all(tape.is_constant(t) for t in data):
-            managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
+        managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
+        shape = managed[0][0].shape if operation.is_arithmetic else None
+        if operation.ignores_data or all(tape.is_constant_beside(t, shape) for t in data):
             if not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
                 return _derive(call, tape, args, kwargs, managed)
             args, kwargs = tree_map(call.own_copies, (args, kwargs))

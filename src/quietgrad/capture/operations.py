@@ -88,6 +88,7 @@ _SHAPED_LIKE = frozenset(variants("type_as view_as reshape_as to".split()))
 # Made from nothing, though a tensor of data lends its type and device.
 _FACTORIES = frozenset(variants("new_ones new_zeros new_full new_empty new_tensor".split()))
 _EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
+_ARITHMETIC = frozenset(variants("add sub mul div truediv pow multiply divide subtract".split()))
 
 
 class Operation(NamedTuple):
@@ -101,6 +102,7 @@ class Operation(NamedTuple):
     ignores_data: bool
     is_isometric: bool
     is_expanding: bool
+    is_arithmetic: bool
 
 
 @cache
@@ -118,4 +120,5 @@ def classify(function: TorchFunction) -> Operation:
         ignores_data=function in _SHAPED_LIKE,
         is_isometric=function in _ISOMETRIC or (is_getter and attribute in ("T", "mT")),
         is_expanding=function in _EXPANDING,
+        is_arithmetic=function in _ARITHMETIC,
     )

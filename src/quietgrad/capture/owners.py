@@ -92,6 +92,48 @@ class OwnedLayout(Layout):
         rows = rows[slots[slots < len(rows)]]
         return rows.movedim(0, self.dims[0]) if len(self.dims) == 1 else rows
 
+    def replace(self, tensor: Tensor, samples: Tensor) -> Tensor:
+        """The tensor with rows of sample ``i`` replaced by rows of ``samples[i]``, in turn."""
+        owners = self.owners.flatten().cpu()
+        sources = torch.arange(len(owners))
+        for place, sample in enumerate(samples.tolist()):
+            mine, others = ((owners == each).nonzero().flatten() for each in (place, sample))
+            if place != sample and len(others):
+                sources[mine] = others[torch.arange(len(mine)) % len(others)]
+        if not self.dims:
+            return tensor.clone()
+        rows = self.rows_of(tensor)[sources.to(tensor.device)]
+        rows = rows.view(*self.owners.shape, *rows.shape[1:])
+        return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
+
+    @staticmethod
+    def of(layout: Layout, shape: torch.Size) -> OwnedLayout:
+        """A layout by one dimension in the same form, for tensors of this shape."""
+        if isinstance(layout, OwnedLayout):
+            return layout
+        owners = layout.sample_of(shape[layout.dim], torch.device("cpu"))
+        return OwnedLayout(layout.batch, owners=owners, dims=(layout.dim,))
+
+    def reshape(self, shape: torch.Size) -> OwnedLayout | None:
+        """The same rows in the leading dimensions of another tensor; None if they do not fit."""
+        count = self.owners.numel()
+        for depth in range(len(shape) + 1):
+            if shape[:depth].numel() == count and (depth == len(shape) or shape[depth] != 1):
+                owners, dims = self.owners.reshape(shape[:depth]), tuple(range(depth))
+                return OwnedLayout(self.batch, owners=owners, dims=dims)
+        return None
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether there is not one row for each sample, nor as many side by side or in turn."""
+        owners = self.owners.flatten().cpu()
+        if len(owners) % self.batch:
+            return True
+        each = len(owners) // self.batch
+        places = torch.arange(self.batch)
+        regular = places.repeat_interleave(each), places.repeat(each)
+        return not any(bool(((owners == r) | (owners == _NOBODY)).all()) for r in regular)
+
     def arrange(self, samples: Tensor) -> OwnedLayout:
         """The layout of the same rows when place ``i`` holds sample ``samples[i]``.
 
@@ -352,7 +394,7 @@ class _Multiples:
     def _compare(self, place: int, found: Arrival, whole: Tensor) -> bool:
         site = found.site
         is_read = place in self._readers or place in self._unread
-        if not is_read and site.key not in self._layouts.owned:
+        if not is_read and not site.asks_owners and site.key not in self._layouts.owned:
             if self._fits(found, whole):
                 return True
             if self._base > 1:  # the digits before this one were not read

@@ -363,6 +363,7 @@ class Provenance:
         held = [*model.named_buffers(), *model.named_parameters()]
         self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
+        self._doubtful: dict[int, weakref.ref[Tensor]] = {}
 
     def note(self, tensors: Iterable[Tensor], *, constant: bool) -> None:
         """Remember what tensors are, for as long as they live. Those with a graph are data."""
@@ -371,10 +372,17 @@ class Provenance:
                 self._seen[id(tensor)] = weakref.ref(tensor), constant
 
     def note_arguments(self, arguments: Any, batch: int) -> None:
-        """What a model is called with is data, unless it is plainly shared by all samples."""
+        """What a model is called with is data, unless it is plainly shared by all samples.
+
+        It may be either where no dimension has room for the samples: rows of all of them in any
+        number, or a constant.
+        """
+        self._doubtful = {}
         for leaf in tensors_in(arguments):
             if self._noted(leaf) is None:
                 self.note([leaf], constant=_is_shared(leaf, batch))
+            if not _has_room(leaf, batch) and not leaf.requires_grad:
+                self._doubtful[id(leaf)] = weakref.ref(leaf)
         # A list with one tensor for each sample is data, whatever the tensors' shapes.
         for part in arguments if isinstance(arguments, (tuple, list)) else ():
             if isinstance(part, (tuple, list)) and len(part) == batch > 1:
@@ -389,6 +397,20 @@ class Provenance:
         noted = self._noted(tensor)
         # One that comes from nowhere was cached by the model, unless it has room for all samples.
         return not _has_room(tensor, batch) if noted is None else noted
+
+    def is_constant_beside(self, tensor: Tensor, batch: int, shape: torch.Size | None) -> bool:
+        """The same for a tensor that meets a parameter.
+
+        One that may be either is a constant where it only scales or shifts the parameter's own
+        entries, in arithmetic with something of this ``shape``.
+        """
+        reference = self._doubtful.get(id(tensor))
+        if reference is None or reference() is not tensor or self._noted(tensor):
+            return self.is_constant(tensor, batch)
+        if shape is None:
+            return False
+        sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+        return tensor.ndim <= len(shape) and all(own in (1, other) for own, other in sizes)
 
     def is_known_constant(self, tensor: Tensor) -> bool:
         """Whether it was seen to be made of nothing that belongs to a sample."""
@@ -415,9 +437,17 @@ class Provenance:
 
 
 def _is_shared(tensor: Tensor, batch: int) -> bool:
-    # Ids of positions often come as a batch of one; data with one time step in front does not.
+    # Positions often come as a batch of one; data with one time step in front does not.
     one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
-    return (one_row and not tensor.is_floating_point()) or not _has_room(tensor, batch)
+    if tensor.is_floating_point() or not tensor.ndim:
+        return not tensor.ndim
+    return (one_row and _has_room(tensor, batch)) or _counts_up(tensor)
+
+
+def _counts_up(tensor: Tensor) -> bool:
+    """Whether it is made of numbers of positions."""
+    steps = tensor.flatten().diff()
+    return bool((steps == 1).all())
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

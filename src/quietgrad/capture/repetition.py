@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import Node, leaves, parse_output, tensors_in
 from quietgrad.capture.draws import RandomState
-from quietgrad.capture.layout import add_first_hook
+from quietgrad.capture.layout import SiteKey, add_first_hook
 from quietgrad.capture.model_state import (
     HeldValues,
     ModelState,
@@ -28,12 +28,12 @@ from quietgrad.capture.model_state import (
     find_difference,
     mark_repeating,
 )
-from quietgrad.capture.owners import read_powers
-from quietgrad.capture.samples import copy_arguments
+from quietgrad.capture.owners import OwnedLayout, read_powers
+from quietgrad.capture.samples import Arguments, copy_arguments, rebuild_arguments
 from quietgrad.factors.base import version_of
 
 if TYPE_CHECKING:
-    from quietgrad.capture.layout import OutputLayout, SiteKey
+    from quietgrad.capture.layout import OutputLayout
     from quietgrad.capture.outputs import Seed
     from quietgrad.capture.tape import Arrival, Tape, TargetFactor
 
@@ -196,6 +196,7 @@ class Execution:
         held: what the model held after it; None if that is not compared.
         has_same_draws: whether NumPy's and Python's generators drew as much as in the call: then
             what they drew was for all samples together, or for as many.
+        rows: whose the rows of its arguments are, if that was asked.
     """
 
     samples: Tensor
@@ -205,6 +206,7 @@ class Execution:
     inner: tuple[Tensor | None, ...] = ()
     held: HeldValues | None = None
     has_same_draws: bool = True
+    rows: ArgumentRows | None = None
 
     @property
     def batch(self) -> int:
@@ -236,6 +238,65 @@ class FactorRecorder:
         self._counts[key] += 1
 
 
+class ArgumentRows:
+    """Finds out whose the rows of arguments are.
+
+    Numbers are tapped, so that their gradients tell. Ids have none, but an operation that looks
+    them up does.
+
+    Attributes:
+        found: by number among the tensors of the arguments.
+        untold: numbers of those that are no ids, and whose rows have no gradients.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.found: dict[int, OwnedLayout] = {}
+        self.untold: set[int] = set()
+        self._tape = tape
+        self._sites: dict[int, int] = {}
+        self._tensors: list[Tensor] = []
+
+    def tap(self, arguments: Arguments) -> Arguments:
+        """The arguments, as they are to be passed on."""
+
+        def tap(part: Any) -> Any:
+            if not isinstance(part, Tensor):
+                return None
+            number = len(self._tensors)
+            self._tensors.append(part)
+            if not part.is_floating_point() or not part.ndim or part.requires_grad:
+                return part
+            key = SiteKey("", "argument", str(number), 0, "", part.ndim)
+            site = self._tape.add_site(key, part.shape, range(min(2, part.ndim)), ())
+            site.asks_owners = True
+            self.untold.add(number)
+            self._sites[id(site)] = number
+            return self._tape.tap_output(part.clone(), site, ())
+
+        return rebuild_arguments(arguments, tap)
+
+    def read(self, arrivals: Sequence[Arrival]) -> None:
+        """Gradients arrived, and rows have been told apart."""
+        by_address = {t.data_ptr(): n for n, t in enumerate(self._tensors) if t.numel()}
+        for arrival in arrivals:
+            layout = self._tape.find_layout(arrival)
+            if layout is None:
+                continue
+            rows = OwnedLayout.of(layout, arrival.grad.shape)
+            number = self._sites.get(id(arrival.site))
+            if number is not None and rows.dims:
+                self._note(number, rows)
+            for saved in arrival.saved:
+                place = by_address.get(saved.data_ptr(), -1)
+                if place >= 0 and saved.numel() == self._tensors[place].numel():
+                    self._note(place, rows.reshape(self._tensors[place].shape))
+
+    def _note(self, number: int, rows: OwnedLayout | None) -> None:
+        if rows is not None and bool((rows.owners >= 0).any()):
+            self.found.setdefault(number, rows)
+            self.untold.discard(number)
+
+
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
 """A tape of so many samples for what the model does inside."""
 Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
@@ -251,17 +312,22 @@ def repeat(
     mode: AbstractContextManager[Any] | None = None,
     *,
     hold: bool = False,
+    read_rows: bool = False,
 ) -> Execution:
     """Run a call with what ``choose`` makes of its arguments: these samples of it.
 
     Without ``seeds`` there is no backward pass; with ``hold``, what the model holds afterwards is
-    copied. Whoever calls this puts back the model's state and the generators afterwards.
+    copied; with ``read_rows`` it is found out whose the rows of its arguments are. Whoever calls
+    this puts back the model's state and the generators afterwards.
     """
     args, kwargs = choose((call.args, call.kwargs))
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
     grads: tuple[Tensor | None, ...] = tuple(None for _ in inner)
     mode = mode or nullcontext()
     with call.circumstances(), recapture(len(samples)) as tape:
+        argument_rows = ArgumentRows(tape)
+        if read_rows:
+            args, kwargs = argument_rows.tap((args, kwargs))
         with mode:
             outputs = parse_output(call.model(*args, **kwargs))
         has_same_draws = call.random_after is None or call.random_after.has_same_foreign()
@@ -269,8 +335,10 @@ def repeat(
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
                 propagation = _Propagation(tape, outputs, seeds, inner)
+                is_open = call.orders_rows or read_rows
                 try:
-                    grads = propagation.run(recorder, orders_rows=call.orders_rows)
+                    grads = propagation.run(recorder, orders_rows=is_open)
+                    argument_rows.read(propagation.arrivals if read_rows else ())
                 finally:
                     propagation.forget()
         held = None
@@ -278,7 +346,8 @@ def repeat(
             held = copy_values(call.model)
             has_same_draws &= held.generators == call.after.generators
         unknown = frozenset(recorder.unknown)
-        return Execution(samples, outputs, recorder.factors, unknown, grads, held, has_same_draws)
+        found = recorder.factors, unknown, grads, held, has_same_draws, argument_rows
+        return Execution(samples, outputs, *found)
 
 
 class _Propagation:
@@ -293,6 +362,7 @@ class _Propagation:
         self._seeds = partial(seeds, outputs)
         self._gradients: dict[int, Tensor] = {}
         self._roots: list[Tensor] = []
+        self.arrivals: list[Arrival] = []
 
     def run(
         self, observe: Callable[[Arrival], object], *, orders_rows: bool
@@ -313,7 +383,7 @@ class _Propagation:
         if tape.batch == 1 or not (orders_rows or tape.has_owned_rows()):
             self._propagate(None, observe, self._inner)
             return tuple(tensor.grad for tensor in self._inner)
-        arrivals: list[Arrival] = []
+        arrivals = self.arrivals
         self._propagate(None, arrivals.append, self._inner, keep_graph=True)
         grads = tuple(tensor.grad for tensor in self._inner)
         read_powers(
@@ -329,7 +399,7 @@ class _Propagation:
 
     def forget(self) -> None:
         """Let go of the outputs, whose hooks refer to this."""
-        self._roots, self._gradients = [], {}
+        self._roots, self._gradients, self.arrivals = [], {}, []
         del self._seeds
 
     def _propagate(

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from array import array
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from quietgrad.capture.compare import (
     tensors_in,
 )
 from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
+from quietgrad.capture.owners import OwnedLayout
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEEPEST = 6
@@ -102,6 +103,49 @@ class InputLayout:
         # Ids of positions often come as a batch of one; data with one step in front do not.
         is_shared = size == 1 and not tensor.is_floating_point()
         return exact[0].select(tensor, samples) if exact and not is_shared else tensor.clone()
+
+
+@dataclass(frozen=True)
+class JoinedInput:
+    """Arguments in which samples are rows of one tensor: packed, joined into one graph.
+
+    How they are joined (lengths, offsets, edges) stays: rows of a sample get the values of rows of
+    another one. So there are always as many samples.
+
+    Attributes:
+        main: of tensors with one entry for each sample.
+        rows: by number among the tensors, whose the rows are.
+    """
+
+    main: Layout
+    rows: Mapping[int, OwnedLayout]
+
+    @property
+    def batch(self) -> int:
+        """The number of samples."""
+        return self.main.batch
+
+    def select(self, samples: Tensor) -> Callable[[Any], Any]:
+        """Gives rows of sample ``i`` the values of rows of ``samples[i]``."""
+        seen = 0
+
+        def choose(tree: Any) -> Any:
+            nonlocal seen
+            if isinstance(tree, np.ndarray):
+                return tree.copy()
+            if not isinstance(tree, Tensor):
+                return None
+            number, seen = seen, seen + 1
+            if number not in self.rows:
+                return copy_tensor(tree)
+            return _as_leaf(self.rows[number].replace(tree.detach(), samples), tree)
+
+        def rebuild_all(arguments: Arguments) -> Arguments:
+            if len(samples) != self.batch:
+                raise ValueError("samples that are joined cannot be left out")
+            return rebuild_arguments(arguments, choose)
+
+        return rebuild_all
 
 
 def _as_leaf(tensor: Tensor, like: Tensor) -> Tensor:

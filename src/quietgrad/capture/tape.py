@@ -41,7 +41,10 @@ class Site:
 
     Attributes:
         owners: of its rows, if no dimension runs over the samples and probes have told them.
+        asks_owners: whether they are to be told in any case.
     """
+
+    asks_owners = False
 
     def __init__(
         self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
@@ -132,6 +135,10 @@ class Tape:
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends neither on data nor on trainable parameters."""
         return self.provenance.is_constant(tensor, self.batch)
+
+    def is_constant_beside(self, tensor: Tensor, shape: torch.Size | None) -> bool:
+        """The same where it meets a parameter, in arithmetic if that has this shape."""
+        return self.provenance.is_constant_beside(tensor, self.batch, shape)
 
     def entry(self, name: str, parameter: Tensor) -> Tensor:
         """The start of all parameter-only computation on ``parameter``."""
@@ -264,6 +271,13 @@ class Tape:
         return [
             TargetFactor(use.target, use.make(layout, grad, *saved), is_owned) for use in site.uses
         ]
+
+    def find_layout(self, arrival: Arrival) -> Layout | None:
+        """Whose the rows of a gradient are; None if nobody knows, or it may be several ways."""
+        if arrival.site.owners is not None:
+            return arrival.site.owners
+        left = self._possible(arrival.site)
+        return left[0] if len(left) == 1 else None
 
     def running_probe(self) -> Probe | None:
         """The probe that is being back-propagated; None if none is."""

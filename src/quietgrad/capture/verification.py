@@ -304,7 +304,7 @@ class Verifier:
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in _nodes(losses, ends)
         )
-        is_first = not self._known
+        is_first, has_owned_rows = not self._known, tape.has_owned_rows()
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 recorder = FactorRecorder(tape)
@@ -312,7 +312,13 @@ class Verifier:
                     if each.site.call == number or (only and call.with_gradients):
                         recorder(each)
                 recorded = RecordedCall(
-                    call, recorder.factors, recapture, tape.batch, is_bypassed, shared
+                    call,
+                    recorder.factors,
+                    recapture,
+                    tape.batch,
+                    is_bypassed,
+                    shared,
+                    has_owned_rows,
                 )
                 if tape.batch == 1:
                     is_alike = len(self._earlier) == len(tape.calls)

@@ -178,7 +178,10 @@ class Call:
 def gather_rows(
     layout: Layout, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
 ) -> Factor:
-    """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``."""
+    """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``.
+
+    Ids may count from the end; torch has checked their range when it looked them up.
+    """
     width = table.ndim - 1
     values = layout.split(grad, width).flatten(2) if width else layout.split(grad, 0).unsqueeze(-1)
     positions = layout.split(ids, 0).remainder(table.shape[0])

@@ -133,7 +133,7 @@ class Call:
             make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
         else:
             tensor_used, dims = tensor, len(shape)
-            make = partial(_unbroadcast, shape=tensor.shape)
+            make = partial(sum_to_shape, shape=tensor.shape)
         target = self._target_of(tensor_used)
         assert target is not None
         site = self._site([Use(target, make)], label, shape, dims)
@@ -190,8 +190,9 @@ def gather_rows(
     return Gather(positions, values, table.shape)
 
 
-def _unbroadcast(layout: Layout, grad: Tensor, *, shape: torch.Size) -> Factor:
-    return Dense(layout.unbroadcast(grad, shape))
+def sum_to_shape(layout: Layout, grad: Tensor, *_: Tensor, shape: torch.Size) -> Factor:
+    """The factor of a tensor of this shape, which was broadcast."""
+    return Dense(layout.unbroadcast(to_float32(grad), shape))
 
 
 def as_computed(tensor: Tensor, output: Tensor) -> Tensor:

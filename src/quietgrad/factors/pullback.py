@@ -115,6 +115,17 @@ class Pulled(Factor):
     def select(self, samples: slice | Tensor) -> Pulled:
         return Pulled(self.inner.select(samples), self.pullback)
 
+    def scaled(self, scales: Tensor) -> Pulled:
+        return Pulled(self.inner.scaled(scales), self.pullback)
+
+    def rescaled(self) -> tuple[Factor, Tensor]:
+        inner, scales = self.inner.rescaled()
+        pulled = Pulled(inner, self.pullback)
+        if self.pullback.keeps_norms:
+            return pulled, scales
+        factor, stretch = Dense(pulled.materialize()).rescaled()
+        return factor, scales.to(stretch.dtype) * stretch
+
     def magnitude(self) -> Tensor:
         inner = self.inner.magnitude()
         return inner if self.pullback.keeps_norms else inner * self.pullback.stretch()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quietgrad.capture.call import Call, Uses, as_computed, sum_to_shape
 from quietgrad.capture.layout import Layout
-from quietgrad.capture.operations import rule
+from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.parameters import MakeFactor
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
@@ -24,13 +24,19 @@ def linear(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *, label: str = ""
 ) -> Tensor:
     """``input @ weight.T + bias``."""
-    if call.is_managed(input) or weight.ndim == 1:
+    if call.is_managed(input):
         with call.recapture():
             output = torch.matmul(input, weight if weight.ndim == 1 else weight.mT)
             return output if bias is None else output + bias
+    if weight.ndim == 1:
+        added = call.value(bias)
+        uses: list[tuple[Tensor | None, MakeFactor]]
+        uses = [(bias, partial(sum_to_shape, shape=bias.shape))] if bias is not None else []
+        terms = _matmul_terms(input.ndim, 1)
+        return _contract(call, *terms, [input, weight], lambda x, w: F.linear(x, w, added), uses)
     output = F.linear(input, call.value(weight), call.value(bias))
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
-    uses: Uses = [(weight, weight_factor), _added(call, bias, output)]
+    uses = [(weight, weight_factor), _added(call, bias, output)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - 1, label=label)
 
 
@@ -88,13 +94,14 @@ _FREE = [letter for letter in ascii_letters if letter not in (_SAMPLE, _ROW)]
 @rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__)
 def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """A matrix product, with broadcasting over leading dimensions."""
-    return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other])
+    return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other], call.function)
 
 
 @rule(Tensor.__rmatmul__)
 def reflected_matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """``other @ input``."""
-    return matmul(call, other, input)
+    terms = _matmul_terms(other.ndim, input.ndim)
+    return _contract(call, *terms, [other, input], torch.matmul)
 
 
 @rule(torch.baddbmm, Tensor.baddbmm)
@@ -130,18 +137,25 @@ def einsum(call: Call, equation: Any, *operands: Any) -> Tensor:
         raise call.refuse("einsum's sublist format is not supported", "Use a string", *operands)
     tensors = list(operands[0]) if isinstance(operands[0], (list, tuple)) else list(operands)
     terms, output = _parse(call, equation, tensors)
-    return _contract(call, terms, output, tensors)
+    run = partial(torch.einsum, f"{','.join(terms)}->{output}")
+    return _contract(call, terms, output, tensors, run)
 
 
-def _contract(call: Call, terms: list[str], output_term: str, operands: list[Tensor]) -> Tensor:
+def _contract(
+    call: Call,
+    terms: list[str],
+    output_term: str,
+    operands: list[Tensor],
+    run: TorchFunction,
+    uses: Uses = (),
+) -> Tensor:
+    """``run`` of the operands' values, a product by these terms; perhaps with something added."""
     operands = [call.own_copies(operand) for operand in operands]
     values = [call.value(operand) for operand in operands]
-    output = torch.einsum(f"{','.join(terms)}->{output_term}", *values)
-    uses = [
-        (operand, partial(_operand_factor, index=index, terms=terms, output_term=output_term))
-        for index, operand in enumerate(operands)
-    ]
-    return call.watch(output, uses, saved=values, dims=output.ndim)
+    output: Tensor = run(*values)
+    make = partial(_operand_factor, terms=terms, output_term=output_term)
+    factored = [(operand, partial(make, index=i)) for i, operand in enumerate(operands)]
+    return call.watch(output, [*factored, *uses], saved=values, dims=output.ndim)
 
 
 def _add_product(
@@ -150,7 +164,7 @@ def _add_product(
     """``beta * addend + alpha * product``, as torch computes it; the addend may be broadcast."""
     operands = [call.own_copies(operand) for operand in operands]
     values = [call.value(operand) for operand in operands]
-    output = call.function(call.value(addend), *values, beta=beta, alpha=alpha)
+    output: Tensor = call.function(call.value(addend), *values, beta=beta, alpha=alpha)
     inputs, output_term = equation.split("->")
     make = partial(_operand_factor, terms=inputs.split(","), output_term=output_term)
     uses: Uses = [

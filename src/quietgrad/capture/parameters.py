@@ -429,6 +429,8 @@ class Provenance:
 
 
 def _is_shared(tensor: Tensor, batch: int) -> bool:
+    if tensor.is_nested:
+        return False
     # Ids of positions often come as a batch of one; data with one time step in front does not.
     one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
     return (one_row and not tensor.is_floating_point()) or not _has_room(tensor, batch)

@@ -27,7 +27,9 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Arithmetic with broadcasting."""
     if call.writes_in_place and call.is_managed(args[0]):
         raise call.refuse(
-            "a trainable parameter is changed in place", "Use the out-of-place operation", args[0]
+            "a trainable parameter, or a tensor computed from such alone, is changed in place",
+            "Use the out-of-place operation",
+            args[0],
         )
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))

@@ -14,6 +14,7 @@ from torch import Tensor
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
 from quietgrad.factors.base import Factor
+from quietgrad.factors.extremes import add_extremes, find_extremes, norms_of_extremes
 from quietgrad.grouping.base import Group
 from quietgrad.strategies import Evaluator
 
@@ -64,7 +65,7 @@ class ClippedReducer:
         index = self._group_of[name]
         squares, held = self._evaluator.evaluate(factor)
         known = self._squares[index]
-        self._squares[index] = squares if known is None else known + squares.to(known.dtype)
+        self._squares[index] = squares if known is None else known + squares.to(known.device)
         self._held[index][name] = held
         self._missing[index].discard(name)
         if not self._missing[index]:
@@ -87,23 +88,41 @@ class ClippedReducer:
         return self._stacked(self._weights)
 
     def _reduce(self, index: int) -> None:
-        group, squares = self.groups[index], self._squares[index]
-        norms = torch.zeros(self._batch) if squares is None else _root(squares)
+        group, held = self.groups[index], self._held[index]
+        norms, extremes = self._norms_of(index)
         finite = norms.isfinite()
         weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
-        samples = None if finite.all() else finite.nonzero().flatten()
-        # A norm of zero may stand for entries too small to square: no weight may enlarge those.
-        effective = weights.where(norms != 0, 0.0)
-        for name, factor in self._held[index].items():
+        for name, factor in held.items():
             if factor.changed():
                 raise ChangedGradientError(name)  # what was measured must be what is summed
         self.grads.is_torn = True
-        for name, factor in self._held[index].items():
-            total = self.grads.get(name)
-            self.grads[name] = self._evaluator.weighted_sum(factor, effective, samples, total)
-        self._held[index].clear()
+        samples = None
+        # Whatever a gradient of norm zero consists of, no weight may enlarge it.
+        usual = weights.where(norms != 0, 0.0)
+        if extremes is not None:
+            samples = None if finite.all() else finite.nonzero().flatten()
+            usual = usual.index_fill(0, extremes, 0.0)
+            extremes = extremes[(weights.ne(0) & norms.ne(0))[extremes]]
+        for name, factor in held.items():
+            total = self._evaluator.weighted_sum(factor, usual, samples, self.grads.get(name))
+            if extremes is not None and len(extremes):
+                total = add_extremes(factor, extremes, weights, total)
+            self.grads[name] = total
+        held.clear()
+
+    def _norms_of(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """Norms of a group, and the samples for which they were not taken in the usual way."""
+        squares = self._squares[index]
+        if squares is None:
+            return torch.zeros(self._batch), None
+        norms, is_extreme = squares.clamp_min(0).sqrt(), find_extremes(squares)
+        if not is_extreme.any():
+            return norms, None
+        samples = is_extreme.nonzero().flatten()
+        exact = norms_of_extremes(self._held[index].values(), samples)
+        return norms.index_copy(0, samples, exact.to(norms)), samples
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
         bound = self.clipping.bound(group.radius)
@@ -119,9 +138,3 @@ class ClippedReducer:
         widest = max((c.dtype for c in present), key=lambda dtype: torch.finfo(dtype).bits)
         device = next((c.device for c in columns if c is not None), None)
         return torch.stack([c.to(device=device, dtype=widest) for c in present], 1)
-
-
-def _root(squares: Tensor) -> Tensor:
-    """Norms from their squares; where those have lost digits to underflow, a little more."""
-    smallest = 1e6 * torch.finfo(squares.dtype).tiny
-    return torch.where((squares > 0) & (squares < smallest), smallest, squares).sqrt()

@@ -69,8 +69,8 @@ CLIPPING = [
     _fault(
         "bias",
         "Biases are not counted into the norm of their group.",
-        "known + squares.to(known.dtype)",
-        "known + (squares.to(known.dtype) if len(factor.shape) > 1 else 0)",
+        "known + squares.to(known.device)",
+        "known + (squares.to(known.device) if len(factor.shape) > 1 else 0)",
         "tests/contract/test_exact.py",
     ),
     _fault(

@@ -133,7 +133,7 @@ class Call:
             make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
         else:
             tensor_used, dims = tensor, len(shape)
-            make = partial(_unbroadcast, shape=tensor.shape)
+            make = partial(sum_to_shape, shape=tensor.shape)
         target = self._target_of(tensor_used)
         assert target is not None
         site = self._site([Use(target, make)], label, shape, dims)
@@ -178,7 +178,10 @@ class Call:
 def gather_rows(
     layout: Layout, grad: Tensor, ids: Tensor, *, padding: int | None, table: Tensor
 ) -> Factor:
-    """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``."""
+    """The factor of rows ``ids`` of ``table``, whose look-up has the gradient ``grad``.
+
+    Ids may count from the end; torch has checked their range when it looked them up.
+    """
     width = table.ndim - 1
     values = layout.split(grad, width).flatten(2) if width else layout.split(grad, 0).unsqueeze(-1)
     positions = layout.split(ids, 0).remainder(table.shape[0])
@@ -187,8 +190,9 @@ def gather_rows(
     return Gather(positions, values, table.shape)
 
 
-def _unbroadcast(layout: Layout, grad: Tensor, *, shape: torch.Size) -> Factor:
-    return Dense(layout.unbroadcast(grad, shape))
+def sum_to_shape(layout: Layout, grad: Tensor, *_: Tensor, shape: torch.Size) -> Factor:
+    """The factor of a tensor of this shape, which was broadcast."""
+    return Dense(layout.unbroadcast(to_float32(grad), shape))
 
 
 def as_computed(tensor: Tensor, output: Tensor) -> Tensor:

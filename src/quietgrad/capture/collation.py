@@ -31,6 +31,8 @@ from quietgrad.capture.outputs import Seed
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
+from quietgrad.factors.base import Factor
+from quietgrad.factors.extremes import norms_of_extremes
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
@@ -250,12 +252,17 @@ class _Pair:
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By their norms at each site: the outputs, which they begin with, are the same."""
         norms = [
-            (one.factor.sq_norm()[:1].sqrt(), two.factor.sq_norm()[:1].sqrt())
+            (_first_norm(one.factor), _first_norm(two.factor))
             for key, made in first.factors.items()
             for one, two in zip(made or (), other.factors.get(key) or (), strict=False)
         ]
         largest = find_largest(one for one, _ in norms)
         return all(agree_by_sample(one, two, bits, largest) for one, two in norms)
+
+
+def _first_norm(factor: Factor) -> Tensor:
+    """Of the first sample's gradient, ``[1]``, whatever its size."""
+    return norms_of_extremes([factor], torch.zeros(1, dtype=torch.int64))
 
 
 def _seed(output: Tensor, like: torch.Size) -> Tensor:

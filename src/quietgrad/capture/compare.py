@@ -15,7 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quietgrad.errors import UnsupportedOperationError
+
 _OPAQUE = (type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+
+_DEEPEST = 100  # containers in containers: Python's own stack is not much deeper
 
 # Rounding errors of an entry near zero are those of what was added up to it.
 _SUMMANDS = 4.0
@@ -37,6 +41,43 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     else:
         for child in _children(tree):
             yield from tensors_in(child)
+
+
+def refuse_tangled(tree: Any, what: str, *, may_be_cyclic: bool = False) -> None:
+    """Refuse containers that cannot be gone through: too deep, or parts of themselves.
+
+    Args:
+        tree: the structure.
+        what: what the model does with it, for the message.
+        may_be_cyclic: whether parts of themselves are understood, and objects are looked into.
+    """
+    path: list[Any] = [iter((tree,))]
+    within: list[int] = [0]
+    done: set[int] = set()
+    while path:
+        for part in path[-1]:
+            children = _children(part)
+            if not children and may_be_cyclic and not isinstance(part, Tensor):
+                children = list(attributes_of(part).values())
+            if id(part) in within and children and not may_be_cyclic:
+                raise _tangled_refusal(what, "a container that contains itself")
+            if children and id(part) not in done:
+                done.add(id(part))
+                path.append(iter(children))
+                within.append(id(part))
+                break
+        else:
+            path.pop()
+            within.pop()
+        if len(path) > _DEEPEST:
+            raise _tangled_refusal(what, f"containers more than {_DEEPEST} deep in each other")
+
+
+def _tangled_refusal(what: str, found: str) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"the model {what} {found}: it cannot be gone through to find the samples. Use tensors, "
+        "or plain lists, tuples and dictionaries of them."
+    )
 
 
 def _children(tree: Any) -> list[Any]:

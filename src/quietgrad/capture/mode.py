@@ -31,7 +31,12 @@ from quietgrad.capture.parameters import (
     aligned_sizes,
     is_spread_over_samples,
 )
-from quietgrad.capture.refusals import check_operation, check_write
+from quietgrad.capture.refusals import (
+    check_operation,
+    check_write,
+    refuse_transforms,
+    refuse_unusual_layouts,
+)
 from quietgrad.errors import QuietgradError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -85,6 +90,7 @@ class CaptureMode(TorchFunctionMode):
         if operation.ignores_data and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
         call = self._call(func, tape)
+        refuse_transforms(call, tensors)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
         managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
         shape = managed[0][0].shape if operation.is_arithmetic else None
@@ -103,6 +109,7 @@ class CaptureMode(TorchFunctionMode):
                 "and elementwise or broadcast arithmetic",
                 *tensors,
             )
+        refuse_unusual_layouts(call, tensors)
         return rule(call, *args, **kwargs)
 
     def _hook_or_write(
@@ -195,6 +202,12 @@ def _derive(
             "a tensor computed from trainable parameters is changed in place",
             "Use the out-of-place operation",
             args[0],
+        )
+    if call.writes_in_place and (call.function is Tensor.__setitem__ or args[0]._is_view()):
+        raise call.refuse(
+            "trainable parameters are written in place into a part of another tensor",
+            "Build that tensor out of place: torch.stack, torch.cat or torch.where",
+            *(tensor for tensor, _ in managed),
         )
     if _is_tiled_over_samples(call.function, args, tape.batch):
         return call.source(args[0], (tape.batch, *args[0].shape)).flatten(0, 1)

@@ -37,6 +37,7 @@ class ParameterTarget:
     """The parameter itself."""
 
     name: str
+    shape: torch.Size
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,6 +46,7 @@ class ParameterTarget:
 
     def pull(self, name: str, factor: Factor) -> Factor:
         """Nothing lies in between."""
+        _refuse_other_shape(name, factor, self.shape)
         return factor
 
 
@@ -74,7 +76,19 @@ class Derived:
 
     def pull(self, name: str, factor: Factor) -> Factor:
         """Through the computation, back to one of its parameters."""
+        _refuse_other_shape(name, factor, self.tensor.shape)
         return Pulled(factor, Pullback(self.tensor, self.sources[name], self.isometric))
+
+
+def _refuse_other_shape(name: str, factor: Factor, shape: torch.Size) -> None:
+    """A gradient of another shape than what it belongs to would be summed as something else."""
+    if factor.shape != shape:
+        raise UnsupportedOperationError(
+            f"parameter '{name}': its gradients were captured with shape {tuple(factor.shape)}, "
+            f"and what they belong to has shape {tuple(shape)}. It is used in a way (perhaps "
+            "broadcast, or changed in size) for which there is no exact rule. Expand it to its "
+            "full shape before it is used, or freeze it with requires_grad_(False)."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +123,7 @@ class ParameterTable:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._canonical = _canonical_names(model)
-        self._targets = {name: ParameterTarget(name) for name in self.trainable()}
+        self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -437,6 +451,8 @@ class Provenance:
 
 
 def _is_shared(tensor: Tensor, batch: int) -> bool:
+    if tensor.is_nested:
+        return False
     # Positions often come as a batch of one; data with one time step in front does not.
     one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
     if tensor.is_floating_point() or not tensor.ndim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from quietgrad.errors import (
 )
 
 if TYPE_CHECKING:
+    from quietgrad.capture.call import Call
     from quietgrad.capture.tape import Tape
 
 _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
@@ -173,6 +174,31 @@ def check_operation(
     if found := _CHECKS.get(function):
         checker, names = found
         checker(dict(zip(names, args, strict=False)) | kwargs, _name_module(path))
+
+
+def refuse_transforms(call: Call, tensors: Sequence[Tensor]) -> None:
+    """Operations on parameters inside of torch.func, where samples cannot be told apart."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise call.refuse(
+            "it runs inside of a transform of torch.func (vmap, grad, jvp, jacrev and the like), "
+            "which hides what becomes of the samples",
+            "Compute with the whole batch instead (matmul, einsum, broadcasting), or apply the "
+            "transform where no trainable parameter is used",
+            *tensors,
+        )
+
+
+def refuse_unusual_layouts(call: Call, tensors: Sequence[Tensor]) -> None:
+    """Data without rows that could be mapped to samples."""
+    for tensor in tensors:
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise call.refuse(
+                f"a tensor that is not dense ({kind}) meets a trainable parameter, and its rows "
+                "cannot be mapped to samples",
+                "Pass a dense one: to_dense(), or torch.nested.to_padded_tensor() with a mask",
+                *tensors,
+            )
 
 
 def check_module(module: nn.Module, path: str) -> None:

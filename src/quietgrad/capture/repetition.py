@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import Node, leaves, parse_output, tensors_in
+from quietgrad.capture.compare import Node, leaves, parse_output, refuse_tangled, tensors_in
 from quietgrad.capture.draws import RandomState
 from quietgrad.capture.layout import SiteKey, add_first_hook
 from quietgrad.capture.model_state import (
@@ -91,6 +91,7 @@ class ModelCall:
         snapshot: bool,
     ) -> ModelCall:
         """A call that is about to be made; with a ``snapshot`` whatever it writes is known."""
+        refuse_tangled((args, kwargs), "is called with")
         random = RandomState(devices, foreign=snapshot)
         state = ModelState(model) if snapshot else None
         given = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
@@ -111,6 +112,7 @@ class ModelCall:
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
         """It returned this."""
+        refuse_tangled(output, "returns", may_be_cyclic=True)
         self.returned = parse_output(output)
         tensors = list(leaves(self.returned))
         self.outputs = tuple(map(layouts, tensors))

@@ -87,6 +87,18 @@ class Factor(ABC):
         """The factor of some samples only, given as a slice or as an index tensor."""
 
     @abstractmethod
+    def scaled(self, scales: Tensor) -> Factor:
+        """The factor of every sample's gradient times its number in ``scales[B]``."""
+
+    @abstractmethod
+    def rescaled(self) -> tuple[Factor, Tensor]:
+        """Gradients whose squares are in range, and by what each is to be multiplied, ``[B]``.
+
+        Powers of two are taken out of each sample, so that no digit is lost. What they are
+        multiplied with is NaN where a gradient is not finite.
+        """
+
+    @abstractmethod
     def magnitude(self) -> Tensor:
         """Root of the summed squares of each sample's parts, ``[B]``, or a little more.
 
@@ -158,6 +170,7 @@ class TensorFactor(Factor):
 def content_of(tensor: Tensor) -> Tensor:
     """A sum and a norm, which hardly any write leaves unchanged."""
     values = tensor.detach()
+    values = torch.view_as_real(values) if values.is_complex() else values
     values = values if values.is_floating_point() else values.double()
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
 
@@ -218,6 +231,18 @@ def scale_samples(tensor: Tensor, weights: Tensor) -> Tensor:
     return tensor * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
+def power_of_two(sizes: Tensor) -> Tensor:
+    """The largest power of two that does not exceed each size: 1 for zero, NaN if not finite."""
+    mantissas = torch.frexp(sizes).mantissa
+    return torch.where(sizes == 0, 1.0, sizes / (2 * mantissas))
+
+
+def peaks_of(tensor: Tensor, dims: int) -> Tensor:
+    """The largest absolute entry over all dimensions but the first ``dims``, which stay."""
+    flat = tensor.reshape(*tensor.shape[:dims], -1) if tensor.numel() else None
+    return tensor.new_zeros(tensor.shape[:dims]) if flat is None else flat.abs().amax(-1)
+
+
 class Dense(TensorFactor):
     """Materialized gradients ``[B, *shape]``."""
 
@@ -246,6 +271,13 @@ class Dense(TensorFactor):
 
     def select(self, samples: slice | Tensor) -> Dense:
         return Dense(self.grads[samples])
+
+    def scaled(self, scales: Tensor) -> Dense:
+        return Dense(scale_samples(self.grads, scales))
+
+    def rescaled(self) -> tuple[Dense, Tensor]:
+        scales = power_of_two(peaks_of(self.grads, 1))
+        return Dense(self.grads / scales.view(-1, *[1] * len(self.shape))), scales
 
     def magnitude(self) -> Tensor:
         return self.sq_norm().sqrt()

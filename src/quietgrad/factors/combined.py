@@ -8,7 +8,16 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, Dense, Factor, Stamp, cover_rounding, vector_norm, writable
+from quietgrad.factors.base import (
+    Cost,
+    Dense,
+    Factor,
+    Stamp,
+    cover_rounding,
+    power_of_two,
+    vector_norm,
+    writable,
+)
 from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
@@ -62,6 +71,17 @@ class Combined(Factor):
 
     def select(self, samples: slice | Tensor) -> Combined:
         return Combined([part.select(samples) for part in self.parts])
+
+    def scaled(self, scales: Tensor) -> Combined:
+        return Combined([part.scaled(scales) for part in self.parts])
+
+    def rescaled(self) -> tuple[Factor, Tensor]:
+        parts, scales = zip(*(part.rescaled() for part in self.parts), strict=True)
+        # Parts that are zero have the scale 1, which must not hide those that are not.
+        sizes = [s * p.magnitude().ne(0) for p, s in zip(parts, scales, strict=True)]
+        largest = power_of_two(torch.stack(sizes).amax(0))
+        shares = zip(parts, scales, strict=True)
+        return combine([p.scaled((s / largest).clamp(max=1)) for p, s in shares]), largest
 
     def magnitude(self) -> Tensor:
         parts = torch.stack([part.magnitude() for part in self.parts])

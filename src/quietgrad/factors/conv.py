@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, TensorFactor, form, scale_samples, to_float32, vector_norm
+from quietgrad.factors.base import (
+    Cost,
+    Dense,
+    TensorFactor,
+    form,
+    scale_samples,
+    to_float32,
+    vector_norm,
+)
 from quietgrad.factors.outer import Outer
 
 _CHUNK_FLOATS = 1 << 20  # of patches at a time: they are read again while they are in the cache
@@ -79,6 +87,14 @@ class Conv(TensorFactor):
 
     def select(self, samples: slice | Tensor) -> Conv:
         return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
+
+    def scaled(self, scales: Tensor) -> Conv:
+        grads = scale_samples(self.grads, scales)
+        return Conv(self.inputs, grads, self.shape, self.geometry)
+
+    def rescaled(self) -> tuple[Dense, Tensor]:
+        # Large entries of both maps need not lie under one kernel: only the sums tell the size.
+        return Dense(self.materialize()).rescaled()
 
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.

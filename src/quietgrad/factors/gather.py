@@ -12,6 +12,8 @@ from quietgrad.factors.base import (
     TensorFactor,
     cover_rounding,
     form,
+    peaks_of,
+    power_of_two,
     scale_samples,
     to_float32,
     vector_norm,
@@ -56,6 +58,13 @@ class Gather(TensorFactor):
 
     def select(self, samples: slice | Tensor) -> Gather:
         return Gather(self.ids[samples], self.values[samples], self.shape)
+
+    def scaled(self, scales: Tensor) -> Gather:
+        return Gather(self.ids, scale_samples(self.values, scales), self.shape)
+
+    def rescaled(self) -> tuple[Gather, Tensor]:
+        scales = power_of_two(peaks_of(self.values, 1))
+        return Gather(self.ids, self.values / scales.view(-1, 1, 1), self.shape), scales
 
     def magnitude(self) -> Tensor:
         return vector_norm(self.values.flatten(1), dim=1)

@@ -13,6 +13,8 @@ from quietgrad.factors.base import (
     TensorFactor,
     cover_rounding,
     form,
+    peaks_of,
+    power_of_two,
     scale_samples,
     to_float32,
     vector_norm,
@@ -80,6 +82,14 @@ class Outer(TensorFactor):
     def select(self, samples: slice | Tensor) -> Outer:
         return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)
 
+    def scaled(self, scales: Tensor) -> Outer:
+        return Outer(self.rows, scale_samples(self.cols, scales), self.groups, self.shape)
+
+    def rescaled(self) -> tuple[Outer, Tensor]:
+        rows, cols = (t.unflatten(2, (self.groups, -1)) for t in (self.rows, self.cols))
+        rows, cols, scales = _balance(rows, cols)
+        return Outer(rows.flatten(2), cols.flatten(2), self.groups, self.shape), scales
+
     def magnitude(self) -> Tensor:
         if self._magnitude is not None:
             return self._magnitude
@@ -122,6 +132,22 @@ class Outer(TensorFactor):
         for sample in (~fine).nonzero():
             squares[sample] = Dense(self.select(sample).materialize()).sq_norm()
         return squares
+
+
+def _balance(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both ``[B, T, groups, ...]`` with powers of two taken out, and those of each sample ``[B]``.
+
+    Products of a row and its column are those of before divided by the sample's power of two.
+    Rows are below two; columns too, and less where the product is small beside that of another
+    position.
+    """
+    sizes = [peaks_of(tensor, 3) for tensor in (rows, cols)]
+    scales = [power_of_two(size) for size in sizes]
+    totals = (scales[0] * scales[1]).where((sizes[0] != 0) & (sizes[1] != 0), 0.0)
+    largest = power_of_two(peaks_of(totals, 1))
+    shares = (totals / largest.view(-1, 1, 1)).unsqueeze(-1)
+    cols = cols / scales[1].unsqueeze(-1) * shares
+    return rows / scales[0].unsqueeze(-1), cols, largest
 
 
 def _lengths(tensor: Tensor) -> Tensor:

@@ -33,7 +33,10 @@ class Pullback:
 
     def batched(self, cotangents: Tensor) -> Tensor:
         """Pull ``[B, *derived.shape]`` back to ``[B, *source.shape]``."""
-        parts = [self._grad(part, batched=True) for part in cotangents.split(_SAMPLES_PER_CALL)]
+        try:
+            parts = [self._grad(part, batched=True) for part in cotangents.split(_SAMPLES_PER_CALL)]
+        except (RuntimeError, NotImplementedError):  # an operation that torch cannot batch
+            parts = [self(cotangent).unsqueeze(0) for cotangent in cotangents]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _grad(self, cotangent: Tensor, *, batched: bool) -> Tensor:
@@ -114,6 +117,17 @@ class Pulled(Factor):
 
     def select(self, samples: slice | Tensor) -> Pulled:
         return Pulled(self.inner.select(samples), self.pullback)
+
+    def scaled(self, scales: Tensor) -> Pulled:
+        return Pulled(self.inner.scaled(scales), self.pullback)
+
+    def rescaled(self) -> tuple[Factor, Tensor]:
+        inner, scales = self.inner.rescaled()
+        pulled = Pulled(inner, self.pullback)
+        if self.pullback.keeps_norms:
+            return pulled, scales
+        factor, stretch = Dense(pulled.materialize()).rescaled()
+        return factor, scales.to(stretch.dtype) * stretch
 
     def magnitude(self) -> Tensor:
         inner = self.inner.magnitude()

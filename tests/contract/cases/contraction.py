@@ -31,6 +31,11 @@ _product("matmul-parameter-with-leading-one", lambda w, x: x @ w, (1, 3, 5, 2), 
 _product("matmul-parameter-broadcast-inside", lambda w, x: x @ w, (3, 1, 5, 2), (3, 2, 7, 5))
 _product("matmul-data-broadcast", lambda w, x: x.unsqueeze(1) @ w, (3, 5, 2), (7, 5))
 _product("matmul-rows-before-samples", lambda w, x: (x @ w).transpose(0, 1), (3, 5, 2), (5,))
+_product("matmul-parameter-of-one", lambda w, x: x @ w, (1, 5, 2), (7, 5))
+_product("matmul-parameter-of-ones", lambda w, x: x @ w, (1, 1, 5, 2), (3, 7, 5))
+_product("matmul-parameter-of-one-left", lambda w, x: w @ x, (1, 2, 7), (7, 5))
+_product("matmul-parameter-of-one-row", lambda w, x: x @ w, (3, 1, 1, 2), (3, 5, 7, 1))
+_product("einsum-parameter-of-ones", lambda w, x: einsum("bti,bij->btj", x, w), (1, 5, 2), (7, 5))
 _product("matmul-one-by-one", lambda w, x: x @ w, (1, 1), (3, 1))
 _product("matmul-square-like-the-batch", lambda w, x: w @ x @ w, (B, B), (B, B))
 _product("matmul-in-place-after", lambda w, x: (x @ w).relu_(), (5, 3), (2, 5))
@@ -110,6 +115,7 @@ case(
 )
 case("bilinear", lambda: (nn.Bilinear(5, 2, 3), (randn(B, 5), randn(B, 2))))
 case("bilinear-3d", lambda: (nn.Bilinear(5, 2, 3), (randn(B, 7, 5), randn(B, 7, 2))))
+case("bilinear-4d", lambda: (nn.Bilinear(5, 2, 3), (randn(B, 2, 7, 5), randn(B, 2, 7, 2))))
 case("bilinear-no-bias", lambda: (nn.Bilinear(5, 5, 3, bias=False), (randn(B, 5), randn(B, 5))))
 case(
     "bilinear-functional",

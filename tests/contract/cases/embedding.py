@@ -103,3 +103,44 @@ case(
         (randint(9, (B, 7)), rand(B, 3)),
     ),
 )
+case("bag-max-ties", lambda: (_tied_bag(), randint(9, (B, 7))))
+case("bag-max-ties-padding", lambda: (_tied_bag(padding_idx=2), randint(9, (B, 7))))
+case("bag-max-ties-offsets", lambda: _ragged(_tied_bag(), first=5))
+case("bag-max-ties-offsets-padding", lambda: _ragged(_tied_bag(padding_idx=-1), first=5))
+case(
+    "bag-max-all-padding",
+    lambda: (nn.EmbeddingBag(2, 5, mode="max", padding_idx=1), torch.tensor([[0], [1], [1], [0]])),
+)
+case("bag-one-id", lambda: (nn.EmbeddingBag(9, 5), randint(9, (B, 1))))
+case(
+    "bag-int32",
+    lambda: (Net(lambda m, i: m.b(i.int()), b=nn.EmbeddingBag(9, 5)), randint(9, (B, 3))),
+)
+case(
+    "bag-several-of-each-sample",
+    lambda: (
+        Net(
+            lambda m, i: m.bag(i.flatten(0, 1)).view(len(i), -1),
+            bag=nn.EmbeddingBag(9, 5, mode="max"),
+        ),
+        randint(9, (B, 3, 2)),
+    ),
+)
+case(
+    "bag-trainable-weights",
+    lambda: (
+        Net(
+            lambda m, i: m.bag(i, per_sample_weights=m.w.expand(len(i), -1)),
+            bag=nn.EmbeddingBag(9, 5, mode="sum"),
+            w=rand(1, 7),
+        ),
+        randint(9, (B, 7)),
+    ),
+)
+
+
+def _tied_bag(**options):
+    """Few different values, so that several rows of a bag have the largest."""
+    bag = nn.EmbeddingBag(9, 5, mode="max", **options)
+    bag.weight.data = randint(2, (9, 5)).to(bag.weight.dtype)
+    return bag

@@ -132,3 +132,88 @@ case(
         randn(B, 7, 5),
     ),
 )
+
+_BIASES = {"one": (1,), "scalar": (), "row": (1, 3), "column": (1, 1), "cube": (1, 1, 1)}
+for _kind, _shape in _BIASES.items():
+    if len(_shape) < 3:
+        case(
+            f"linear-bias-{_kind}",
+            lambda s=_shape: (
+                Net(lambda m, x: F.linear(x, m.w, m.b), w=randn(3, 5), b=randn(s)),
+                randn(B, 5),
+            ),
+        )
+        case(
+            f"addmm-bias-{_kind}",
+            lambda s=_shape: _addmm(
+                lambda m, x: torch.addmm(m.b, x, m.w), b=randn(s), w=randn(5, 3)
+            ),
+        )
+        case(
+            f"addmm-scaled-bias-{_kind}",
+            lambda s=_shape: _addmm(
+                lambda m, x: m.b.addmm(x, m.w, beta=0.3, alpha=-2), b=randn(s), w=randn(5, 3)
+            ),
+        )
+    case(
+        f"linear-3d-bias-{_kind}",
+        lambda s=_shape: (
+            Net(lambda m, x: F.linear(x, m.w, m.b), w=randn(3, 5), b=randn(s)),
+            randn(B, 7, 5),
+        ),
+    )
+    case(
+        f"linear-frozen-weight-bias-{_kind}",
+        lambda s=_shape: (
+            Net(lambda m, x: F.linear(x, m.w, m.b), w=frozen(randn(3, 5)), b=randn(s)),
+            randn(B, 7, 5),
+        ),
+    )
+    case(
+        f"baddbmm-bias-{_kind}",
+        lambda s=_shape: (
+            Net(
+                lambda m, x: torch.baddbmm(m.b, x.transpose(0, 1), m.w).transpose(0, 1),
+                b=randn(s),
+                w=randn(7, 5, 3),
+            ),
+            randn(B, 7, 5),
+        ),
+    )
+case(
+    "linear-bias-expanded-over-samples",
+    lambda: (
+        Net(lambda m, x: F.linear(x, m.w, m.b.expand(len(x), -1)), w=randn(3, 5), b=randn(1, 3)),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-bias-computed",
+    lambda: (
+        Net(lambda m, x: F.linear(x, m.w, m.b.sum(0, keepdim=True)), w=randn(3, 5), b=randn(4)),
+        randn(B, 5),
+    ),
+)
+case(
+    "linear-vector-weight",
+    lambda: (Net(lambda m, x: F.linear(x, m.w), w=randn(5)), randn(B, 7, 5)),
+)
+case(
+    "linear-vector-weight-and-bias",
+    lambda: (Net(lambda m, x: F.linear(x, m.w, m.b), w=randn(5), b=randn(())), randn(B, 7, 5)),
+)
+case(
+    "addmm-scaled-onto-data",
+    lambda: (
+        Net(lambda m, x, y: y.addmm(x, m.w, beta=0.3, alpha=2), w=randn(5, 3)),
+        (randn(B, 5), randn(B, 3)),
+    ),
+)
+case(
+    "addmm-without-its-addend",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, x, m.w, beta=0), b=randn(3), w=randn(5, 3)),
+)
+case(
+    "addmm-samples-in-columns",
+    lambda: _addmm(lambda m, x: torch.addmm(m.b, m.w, x.mT).mT, b=randn(1), w=randn(3, 5)),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quietgrad.capture.call import Call
+from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule, variants
+from quietgrad.factors.base import Dense, Factor, to_float32
 
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide pow maximum minimum fmax fmin where "
@@ -24,11 +27,16 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Arithmetic with broadcasting."""
     if call.writes_in_place and call.is_managed(args[0]):
         raise call.refuse(
-            "a trainable parameter is changed in place", "Use the out-of-place operation", args[0]
+            "a trainable parameter, or a tensor computed from such alone, is changed in place",
+            "Use the out-of-place operation",
+            args[0],
         )
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    args, kwargs = _with_copies(call, (args, kwargs), shape)
+    # A number beside tensors takes their type, and must still do so as a tensor of copies.
+    types = [t.dtype for t in tensors if t.ndim and t.is_floating_point()]
+    dtype = reduce(torch.promote_types, types) if types else None
+    args, kwargs = _with_copies(call, (args, kwargs), shape, dtype)
     return call.function(*args, **kwargs)
 
 
@@ -43,7 +51,7 @@ def masked_fill(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tenso
 @rule(*variants("cat concat concatenate stack hstack vstack".split()))
 def structural(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Joining a parameter with data: one of its own dimensions must run over the samples."""
-    args, kwargs = _with_copies(call, (args, kwargs), None)
+    args, kwargs = _with_copies(call, (args, kwargs))
     return call.function(*args, **kwargs)
 
 
@@ -56,10 +64,23 @@ def expand_as(call: Call, input: Tensor, other: Tensor) -> Tensor:
 @rule(torch.prelu, Tensor.prelu)
 def prelu(call: Call, input: Tensor, weight: Tensor) -> Tensor:
     """``max(0, x) + weight * min(0, x)``, one weight or one per channel (dimension 1)."""
-    with call.recapture():
-        if weight.numel() > 1 and input.ndim > 2:
-            weight = weight.view(-1, *[1] * (input.ndim - 2))
-        return torch.where(input > 0, input, weight * input)
+    aligned = weight.shape
+    if weight.numel() > 1 and input.ndim > 2:
+        aligned = torch.Size((*weight.shape, *[1] * (input.ndim - 2)))
+    if call.is_managed(input):
+        with call.recapture():
+            return torch.where(input > 0, input, weight.view(aligned) * input)
+    output = torch.prelu(input, call.value(weight))
+    make = partial(_slope_factor, aligned=aligned, shape=weight.shape)
+    return call.watch(output, [(weight, make)], saved=[input], dims=output.ndim)
+
+
+def _slope_factor(
+    layout: Layout, grad: Tensor, input: Tensor, *, aligned: torch.Size, shape: torch.Size
+) -> Factor:
+    products = to_float32(grad) * to_float32(input).clamp(max=0)
+    slopes = layout.unbroadcast(products, aligned)
+    return Dense(slopes.reshape(layout.batch, *shape))
 
 
 @rule(F.scaled_dot_product_attention)
@@ -99,12 +120,16 @@ def setitem(call: Call, input: Tensor, index: Any, value: Any) -> None:
     input[index] = call.source(value, input.shape)[index]
 
 
-def _with_copies(call: Call, tree: Any, shape: torch.Size | None) -> Any:
+def _with_copies(
+    call: Call, tree: Any, shape: torch.Size | None = None, dtype: torch.dtype | None = None
+) -> Any:
+    """Managed tensors broadcast to ``shape``, or as they are; single numbers in this type."""
     labels = iter(range(1000))
 
     def copy(leaf: Any) -> Any:
         if not call.is_managed(leaf):
             return leaf
-        return call.source(leaf, leaf.shape if shape is None else shape, f"{next(labels)}")
+        copies = call.source(leaf, leaf.shape if shape is None else shape, f"{next(labels)}")
+        return copies if dtype is None or leaf.ndim else copies.to(dtype)
 
     return tree_map(copy, tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quietgrad.capture.call import Call, gather_rows
+from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
+from quietgrad.factors.base import Factor, to_float32
+from quietgrad.factors.gather import Gather
+
+_MAX = 2  # torch's number of that mode of a bag
 
 
 @rule(F.embedding)
@@ -23,15 +29,18 @@ def embedding(
     **_: Any,
 ) -> Tensor:
     """Rows of a table; the row at ``padding_idx`` gets no gradient."""
-    return _look_up(call, weight, input, padding_idx)
+    look_up = partial(F.embedding, input, padding_idx=padding_idx)
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+    return _look_up(call, weight, input, padding, look_up)
 
 
 @rule(torch.embedding)
 def raw_embedding(
     call: Call, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any, **_: Any
 ) -> Tensor:
-    """The native form of :func:`embedding`; a negative ``padding_idx`` means none."""
-    return _look_up(call, weight, indices, padding_idx if padding_idx >= 0 else None)
+    """The native form of :func:`embedding`; what is no row of the table means no padding."""
+    padding = padding_idx if 0 <= padding_idx < weight.shape[0] else None
+    return _look_up(call, weight, indices, padding, lambda rows: torch.embedding(rows, indices))
 
 
 @rule(torch.index_select, Tensor.index_select)
@@ -39,12 +48,13 @@ def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Rows of a parameter along its first dimension."""
     if dim % input.ndim != 0 or not call.is_managed(input):
         raise call.refuse("only rows of a parameter can be selected by data", "Use dim=0", input)
-    return _look_up(call, input, index, None)
+    ids = index.reshape(-1)
+    return _look_up(call, input, ids, None, lambda rows: rows.index_select(0, ids))
 
 
 @rule(Tensor.__getitem__)
 def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
-    """``parameter[ids]`` with an integer tensor of data."""
+    """``parameter[ids]`` with an integer tensor of data, which may count from the end."""
     if isinstance(index, tuple) and all(part == slice(None) for part in index[1:]):
         index = index[0]
     integral = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
@@ -54,7 +64,24 @@ def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
             "Use torch.nn.functional.embedding, or index with constants",
             input,
         )
-    return _look_up(call, input, index, None)
+    return _look_up(call, input, index, None, lambda rows: rows[index])
+
+
+def _look_up(
+    call: Call,
+    table: Tensor,
+    ids: Tensor,
+    padding: int | None,
+    look_up: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """``look_up`` of the table's values: torch's own operation, which refuses ids out of range."""
+    if not call.is_managed(table):
+        raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
+    output = look_up(call.value(table))
+    if ids.ndim == 0:
+        output = output.clone()  # a single number gives a view of the table
+    make = partial(gather_rows, padding=padding, table=table.detach())
+    return call.watch(output, [(table, make)], saved=[ids], dims=ids.ndim)
 
 
 @rule(F.embedding_bag)
@@ -72,54 +99,86 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Bags as padded rows: looked up like any embedding, then reduced over each bag."""
-    valid = torch.ones_like(input, dtype=torch.bool)
-    if input.ndim == 1:
-        if offsets is None:
-            raise call.refuse("1-D input needs offsets", "Pass offsets or a 2-D input", weight)
-        ends = (
-            offsets[1:]
-            if include_last_offset
-            else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
-        )
-        starts = offsets[:-1] if include_last_offset else offsets
-        places, valid = _padded_places(starts, ends)
-        input = F.pad(input, (0, 1))[places]
-        if per_sample_weights is not None:
-            per_sample_weights = F.pad(per_sample_weights, (0, 1))[places]
+    """Bags of rows, reduced by torch; each bag's gradient goes to its rows as ``mode`` says."""
+    if call.is_managed(per_sample_weights):
+        assert per_sample_weights is not None
+        per_sample_weights = call.source(per_sample_weights, per_sample_weights.shape, "weights")
+    output = F.embedding_bag(
+        input,
+        call.value(weight),
+        offsets,
+        mode=mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
+    if not call.is_managed(weight):
+        return output
+    places, valid = _places_of_bags(call, input, offsets, include_last_offset, weight)
+    # One more id, which no bag has, for the places that lie behind a bag's last one.
+    ids = F.pad(input.flatten().long(), (0, 1))[places]
     if padding_idx is not None:
-        valid = valid & input.ne(padding_idx % weight.shape[0])
-    vectors = _look_up(call, weight, input, padding_idx)
-    if per_sample_weights is not None:
-        vectors = vectors * per_sample_weights.unsqueeze(-1)
-    return _reduce_bags(vectors, valid, mode)
-
-
-def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
-    if not call.is_managed(table):
-        raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
-    padding = None if padding is None else padding % table.shape[0]
-    # Never a view of the table, as indexing with a single number would give.
-    rows = call.value(table).reshape(table.shape[0], -1)
-    output = torch.embedding(rows, ids.remainder(table.shape[0]))
-    if table.ndim != 2:
-        output = output.reshape((*ids.shape, *table.shape[1:])).clone()
-    make = partial(gather_rows, padding=padding, table=table.detach())
-    return call.watch(output, [(table, make)], saved=[ids], dims=ids.ndim)
-
-
-def _padded_places(starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions ``[bags, longest]`` of each bag's entries, and which of them are real."""
-    longest = int((ends - starts).max().clamp_min(1))
-    places = starts[:, None] + torch.arange(longest, device=starts.device)
-    valid = places < ends[:, None]
-    return torch.where(valid, places, ends[-1]), valid
-
-
-def _reduce_bags(vectors: Tensor, valid: Tensor, mode: str) -> Tensor:
-    mask = valid.unsqueeze(-1)
+        valid = valid & ids.ne(padding_idx % weight.shape[0])
     if mode == "max":
-        largest = vectors.masked_fill(~mask, -torch.inf).amax(1)
-        return largest.masked_fill(~valid.any(1, keepdim=True), 0.0)
-    total = (vectors * mask).sum(1)
-    return total / valid.sum(1, keepdim=True).clamp_min(1) if mode == "mean" else total
+        largest = _rows_of_maxima(weight.detach(), ids, valid)
+        share = partial(_share_of_maxima, table=weight.shape)
+        return call.watch(output, [(weight, share)], saved=[ids, valid, largest], dims=1)
+    weights = valid.to(output.dtype)
+    if per_sample_weights is not None:
+        weights = weights * F.pad(per_sample_weights.detach().flatten(), (0, 1))[places]
+    elif mode == "mean":
+        weights = weights / valid.sum(1, keepdim=True).clamp_min(1)
+    share = partial(_share_by_weight, table=weight.shape)
+    return call.watch(output, [(weight, share)], saved=[ids, weights], dims=1)
+
+
+def _places_of_bags(
+    call: Call, input: Tensor, offsets: Tensor | None, has_last_offset: bool, table: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Positions ``[bags, longest]`` of each bag's entries, and which of them are real."""
+    if offsets is None:
+        places = torch.arange(input.numel(), device=input.device).view(input.shape)
+        return places, torch.ones_like(places, dtype=torch.bool)
+    offsets = offsets.long()
+    ends = offsets[1:]
+    if not has_last_offset:
+        ends = torch.cat([ends, offsets.new_tensor([len(input)])])
+    starts = offsets[: len(ends)]
+    if not len(starts):
+        places = offsets.new_zeros(0, 1)
+        return places, torch.zeros_like(places, dtype=torch.bool)
+    lengths = ends - starts
+    shortest, longest, last = torch.stack([*lengths.aminmax(), ends[-1]]).tolist()
+    if shortest < 0 or last != len(input):
+        raise call.refuse(
+            "the offsets of the bags decrease, or the last one is not the number of ids",
+            "Pass the place of each bag's first id, in their order",
+            table,
+        )
+    places = starts[:, None] + torch.arange(max(1, longest), device=starts.device)
+    valid = places < ends[:, None]
+    return torch.where(valid, places, last), valid
+
+
+def _rows_of_maxima(table: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
+    """For each bag and column the row to which torch gives the gradient, also where several tie."""
+    lengths = valid.sum(1)
+    offsets = lengths.cumsum(0) - lengths
+    rows: Tensor = torch._embedding_bag(table, ids[valid], offsets, mode=_MAX)[3]
+    return rows
+
+
+def _share_of_maxima(
+    layout: Layout, grad: Tensor, ids: Tensor, valid: Tensor, largest: Tensor, *, table: torch.Size
+) -> Factor:
+    is_largest = valid.unsqueeze(-1) & ids.unsqueeze(-1).eq(largest.unsqueeze(1))
+    is_first = is_largest & is_largest.cumsum(1).eq(1)
+    values = grad.unsqueeze(1) * is_first
+    return Gather(layout.split(ids, 0), layout.split(values, 1), table)
+
+
+def _share_by_weight(
+    layout: Layout, grad: Tensor, ids: Tensor, weights: Tensor, *, table: torch.Size
+) -> Factor:
+    values = to_float32(grad).unsqueeze(1) * to_float32(weights).unsqueeze(-1)
+    return Gather(layout.split(ids, 0), layout.split(values, 1), table)

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quietgrad.capture.call import Call, Uses, as_computed
+from quietgrad.capture.call import Call, Uses, as_computed, sum_to_shape
 from quietgrad.capture.layout import Layout
-from quietgrad.capture.operations import rule
+from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.owners import OwnedLayout
+from quietgrad.capture.parameters import MakeFactor
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer
@@ -27,11 +28,17 @@ def linear(
     """``input @ weight.T + bias``."""
     if call.is_managed(input):
         with call.recapture():
-            output = torch.matmul(input, weight.mT)
+            output = torch.matmul(input, weight if weight.ndim == 1 else weight.mT)
             return output if bias is None else output + bias
+    if weight.ndim == 1:
+        added = call.value(bias)
+        uses: list[tuple[Tensor | None, MakeFactor]]
+        uses = [(bias, partial(sum_to_shape, shape=bias.shape))] if bias is not None else []
+        terms = _matmul_terms(input.ndim, 1)
+        return _contract(call, *terms, [input, weight], lambda x, w: F.linear(x, w, added), uses)
     output = F.linear(input, call.value(weight), call.value(bias))
     saved = [as_computed(input, output)] if call.is_managed(weight) else []
-    uses: Uses = [(weight, weight_factor), (bias, bias_factor)]
+    uses = [(weight, weight_factor), _added(call, bias, output)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - 1, label=label)
 
 
@@ -40,13 +47,26 @@ def addmm(
     call: Call, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * mat1 @ mat2``: a linear layer when mat2 is the weight ``[D, P]``."""
-    if call.is_managed(mat1) or beta != 1 or alpha != 1 or input.ndim != 1:
-        with call.recapture():
-            return beta * input + alpha * torch.mm(mat1, mat2)
+    if call.is_managed(mat1) or beta != 1 or alpha != 1:
+        return _add_product(call, input, "ij,jk->ik", [mat1, mat2], beta, alpha)
     output = torch.addmm(call.value(input), mat1, call.value(mat2))
     saved = [as_computed(mat1, output)] if call.is_managed(mat2) else []
-    uses: Uses = [(mat2, _transposed_weight_factor), (input, bias_factor)]
+    uses: Uses = [(mat2, _transposed_weight_factor), _added(call, input, output)]
     return call.watch(output, uses, saved=saved, dims=1)
+
+
+def _added(call: Call, bias: Tensor | None, output: Tensor) -> tuple[Tensor | None, MakeFactor]:
+    """Something added to the output of a linear layer, and how its factor is made."""
+    if bias is None or bias.shape == output.shape[-1:]:
+        return bias, bias_factor
+    aligned = zip(reversed(bias.shape), reversed(output.shape), strict=False)
+    if bias.ndim > output.ndim or any(size not in (1, full) for size, full in aligned):
+        raise call.refuse(
+            f"a bias of shape {tuple(bias.shape)} has a row for every position of every sample",
+            "Use a bias with one entry for each output",
+            bias,
+        )
+    return bias, partial(sum_to_shape, shape=bias.shape)
 
 
 def bias_factor(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
@@ -111,13 +131,14 @@ _FREE = [letter for letter in ascii_letters if letter not in (_SAMPLE, _ROW)]
 @rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__)
 def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """A matrix product, with broadcasting over leading dimensions."""
-    return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other])
+    return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other], call.function)
 
 
 @rule(Tensor.__rmatmul__)
 def reflected_matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """``other @ input``."""
-    return matmul(call, other, input)
+    terms = _matmul_terms(other.ndim, input.ndim)
+    return _contract(call, *terms, [other, input], torch.matmul)
 
 
 @rule(torch.baddbmm, Tensor.baddbmm)
@@ -125,8 +146,7 @@ def baddbmm(
     call: Call, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``beta * input + alpha * batch1 @ batch2``."""
-    with call.recapture():
-        return beta * input + alpha * torch.bmm(batch1, batch2)
+    return _add_product(call, input, "bij,bjk->bik", [batch1, batch2], beta, alpha)
 
 
 @rule(torch.bilinear)
@@ -134,9 +154,17 @@ def bilinear(
     call: Call, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """``input1[i] * weight[o, i, j] * input2[j] + bias[o]``."""
-    with call.recapture():
-        output = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
-        return output if bias is None else output + bias
+    if call.is_managed(input1) or call.is_managed(input2):
+        with call.recapture():
+            output = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+            return output if bias is None else output + bias
+    output = torch.bilinear(input1, input2, call.value(weight), call.value(bias))
+    rows = "".join(_FREE[3 : output.ndim + 2])
+    terms, output_term = [f"{rows}a", f"{rows}b", "cab"], f"{rows}c"
+    make = partial(_operand_factor, index=2, terms=terms, output_term=output_term)
+    saved = [input1, input2, weight]
+    uses: Uses = [(weight, make), (bias, bias_factor)]
+    return call.watch(output, uses, saved=saved, dims=output.ndim - 1)
 
 
 @rule(torch.einsum)
@@ -146,18 +174,48 @@ def einsum(call: Call, equation: Any, *operands: Any) -> Tensor:
         raise call.refuse("einsum's sublist format is not supported", "Use a string", *operands)
     tensors = list(operands[0]) if isinstance(operands[0], (list, tuple)) else list(operands)
     terms, output = _parse(call, equation, tensors)
-    return _contract(call, terms, output, tensors)
+    run = partial(torch.einsum, f"{','.join(terms)}->{output}")
+    return _contract(call, terms, output, tensors, run)
 
 
-def _contract(call: Call, terms: list[str], output_term: str, operands: list[Tensor]) -> Tensor:
+def _contract(
+    call: Call,
+    terms: list[str],
+    output_term: str,
+    operands: list[Tensor],
+    run: TorchFunction,
+    uses: Uses = (),
+) -> Tensor:
+    """``run`` of the operands' values, a product by these terms; perhaps with something added."""
     operands = [call.own_copies(operand) for operand in operands]
     values = [call.value(operand) for operand in operands]
-    output = torch.einsum(f"{','.join(terms)}->{output_term}", *values)
-    uses = [
-        (operand, partial(_operand_factor, index=index, terms=terms, output_term=output_term))
-        for index, operand in enumerate(operands)
+    output: Tensor = run(*values)
+    make = partial(_operand_factor, terms=terms, output_term=output_term)
+    factored = [(operand, partial(make, index=i)) for i, operand in enumerate(operands)]
+    return call.watch(output, [*factored, *uses], saved=values, dims=output.ndim)
+
+
+def _add_product(
+    call: Call, addend: Tensor, equation: str, operands: list[Tensor], beta: float, alpha: float
+) -> Tensor:
+    """``beta * addend + alpha * product``, as torch computes it; the addend may be broadcast."""
+    operands = [call.own_copies(operand) for operand in operands]
+    values = [call.value(operand) for operand in operands]
+    output: Tensor = call.function(call.value(addend), *values, beta=beta, alpha=alpha)
+    inputs, output_term = equation.split("->")
+    make = partial(_operand_factor, terms=inputs.split(","), output_term=output_term)
+    uses: Uses = [
+        *((operand, _scaled(partial(make, index=i), alpha)) for i, operand in enumerate(operands)),
+        (addend, _scaled(partial(sum_to_shape, shape=addend.shape), beta)),
     ]
     return call.watch(output, uses, saved=values, dims=output.ndim)
+
+
+def _scaled(make: MakeFactor, scale: float) -> MakeFactor:
+    """The factor of something that is multiplied by a number."""
+    if scale == 1:
+        return make
+    return lambda layout, grad, *saved: make(layout, scale * to_float32(grad), *saved)
 
 
 def _matmul_terms(left: int, right: int) -> tuple[list[str], str]:

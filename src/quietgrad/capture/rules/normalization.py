@@ -7,7 +7,7 @@ kernel keeps that input alive anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,18 @@ def rms_norm(
 ) -> Tensor:
     """Division by the root mean square over the last dimensions."""
     output = F.rms_norm(input, normalized_shape, call.value(weight), eps)
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    eps = _default_eps(input.dtype) if eps is None else eps
     normalize = partial(F.rms_norm, normalized_shape=normalized_shape, eps=eps)
     return _watch_trailing(call, output, input, (weight, None), normalized_shape, normalize)
+
+
+@cache
+def _default_eps(dtype: torch.dtype) -> float:
+    """Torch's eps where none is given: of the type it computes in; formerly of the input."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    small = torch.full((1,), 0.01, dtype=dtype, device="cpu")  # between both in half precision
+    is_wide = float(F.rms_norm(small, (1,))) > 0.5
+    return torch.finfo(wide if is_wide else dtype).eps
 
 
 @rule(F.group_norm, torch.group_norm)
@@ -124,16 +133,12 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalization over each channel of each sample, or with fixed statistics."""
-    normalize = partial(
-        F.instance_norm,
-        running_mean=running_mean,
-        running_var=running_var,
-        use_input_stats=use_input_stats,
-        eps=eps,
-    )
+    normalize = partial(F.instance_norm, use_input_stats=use_input_stats, eps=eps)
+    statistics = running_mean, running_var
     # The native kernel returns a view, which cannot be tapped in place.
-    output = normalize(input, weight=call.value(weight), bias=call.value(bias)).clone()
-    return _watch_channels(call, output, input, (weight, bias), normalize)
+    output = normalize(input, *statistics, call.value(weight), call.value(bias)).clone()
+    again = partial(_normalize_with, normalize=normalize, statistics=statistics)
+    return _watch_channels(call, output, input, (weight, bias), again)
 
 
 @rule(F.batch_norm)
@@ -149,11 +154,22 @@ def fixed_batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Batch normalization with fixed statistics: a scale and a shift (training mode is refused)."""
-    normalize = partial(
-        F.batch_norm, running_mean=running_mean, running_var=running_var, training=False, eps=eps
-    )
-    output = normalize(input, weight=call.value(weight), bias=call.value(bias))
-    return _watch_channels(call, output, input, (weight, bias), normalize)
+    normalize = partial(F.batch_norm, training=False, eps=eps)
+    statistics = running_mean, running_var
+    output = normalize(input, *statistics, call.value(weight), call.value(bias))
+    again = partial(_normalize_with, normalize=normalize, statistics=statistics)
+    return _watch_channels(call, output, input, (weight, bias), again)
+
+
+def _normalize_with(
+    input: Tensor,
+    *,
+    normalize: Callable[..., Tensor],
+    statistics: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """With fixed statistics, which may be in half precision."""
+    mean, variance = (None if each is None else to_float32(each) for each in statistics)
+    return normalize(input, mean, variance)
 
 
 def _watch_trailing(

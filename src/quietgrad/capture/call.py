@@ -90,15 +90,18 @@ class Call:
         saved: Sequence[Tensor] = (),
         dims: int,
         label: str = "",
+        reads: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Record the factors of the managed tensors in ``uses`` when ``output``'s gradient arrives.
 
         The samples are in one of the first ``dims`` dimensions of the output. A factor is made as
-        ``make(layout, grad, *saved)``.
+        ``make(layout, grad, *saved)``. ``reads`` are ids, and the row of the output that each of
+        them enters, where these are not as many.
         """
         site = self.site(uses, output.shape, dims=dims, label=label)
         if site is None:
             return output
+        site.reads = reads
         if output.is_complex():
             raise self.refuse(
                 "complex products are not supported",

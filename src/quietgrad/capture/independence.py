@@ -312,8 +312,6 @@ class _Examination:
         rest = kept.nonzero().flatten()
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)
-        except QuietgradError:
-            raise
         except Exception as error:
             self._error = error
             return False

@@ -453,17 +453,12 @@ class Provenance:
 def _is_shared(tensor: Tensor, batch: int) -> bool:
     if tensor.is_nested:
         return False
-    # Positions often come as a batch of one; data with one time step in front does not.
-    one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
-    if tensor.is_floating_point() or not tensor.ndim:
-        return not tensor.ndim
-    return (one_row and _has_room(tensor, batch)) or _counts_up(tensor)
-
-
-def _counts_up(tensor: Tensor) -> bool:
-    """Whether it is made of numbers of positions."""
-    steps = tensor.flatten().diff()
-    return bool((steps == 1).all())
+    if _has_room(tensor, batch):
+        # Positions often come as a batch of one; data with one time step in front does not.
+        one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
+        return one_row and not tensor.is_floating_point()
+    is_position = not tensor.is_floating_point() and bool((tensor.flatten().diff() == 1).all())
+    return tensor.numel() == 1 or is_position
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -288,10 +288,17 @@ class ArgumentRows:
             number = self._sites.get(id(arrival.site))
             if number is not None and rows.dims:
                 self._note(number, rows)
+            if arrival.site.reads is not None:
+                ids, places = arrival.site.reads
+                owners = rows.owners.flatten()[places.to(rows.owners.device)]
+                self._note_tensor(by_address, ids, replace(rows, owners=owners, dims=(0,)))
             for saved in arrival.saved:
-                place = by_address.get(saved.data_ptr(), -1)
-                if place >= 0 and saved.numel() == self._tensors[place].numel():
-                    self._note(place, rows.reshape(self._tensors[place].shape))
+                self._note_tensor(by_address, saved, rows)
+
+    def _note_tensor(self, numbers: dict[int, int], tensor: Tensor, rows: OwnedLayout) -> None:
+        number = numbers.get(tensor.data_ptr(), -1)
+        if number >= 0 and tensor.numel() == self._tensors[number].numel():
+            self._note(number, rows.reshape(self._tensors[number].shape))
 
     def _note(self, number: int, rows: OwnedLayout | None) -> None:
         if rows is not None and bool((rows.owners >= 0).any()):

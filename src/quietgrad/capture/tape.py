@@ -42,9 +42,11 @@ class Site:
     Attributes:
         owners: of its rows, if no dimension runs over the samples and probes have told them.
         asks_owners: whether they are to be told in any case.
+        reads: ids that it looks up, and the row of its output that each of them enters.
     """
 
     asks_owners = False
+    reads: tuple[Tensor, Tensor] | None = None
 
     def __init__(
         self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]

@@ -87,7 +87,7 @@ class Outer(TensorFactor):
 
     def rescaled(self) -> tuple[Outer, Tensor]:
         rows, cols = (t.unflatten(2, (self.groups, -1)) for t in (self.rows, self.cols))
-        rows, cols, scales = _balance(rows, cols)
+        rows, cols, scales = balance(rows, cols)
         return Outer(rows.flatten(2), cols.flatten(2), self.groups, self.shape), scales
 
     def magnitude(self) -> Tensor:
@@ -134,7 +134,7 @@ class Outer(TensorFactor):
         return squares
 
 
-def _balance(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def balance(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both ``[B, T, groups, ...]`` with powers of two taken out, and those of each sample ``[B]``.
 
     Products of a row and its column are those of before divided by the sample's power of two.

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quietgrad.factors.base import Cost, TensorFactor, form, to_float32
-from quietgrad.factors.outer import Outer
+from quietgrad.factors.base import Cost, TensorFactor, form, scale_samples, to_float32
+from quietgrad.factors.outer import Outer, balance
 
 
 class Routed(TensorFactor):
@@ -49,6 +49,13 @@ class Routed(TensorFactor):
 
     def select(self, samples: slice | Tensor) -> Routed:
         return Routed(self.ids[samples], self.rows[samples], self.cols[samples], self.shape)
+
+    def scaled(self, scales: Tensor) -> Routed:
+        return Routed(self.ids, self.rows, scale_samples(self.cols, scales), self.shape)
+
+    def rescaled(self) -> tuple[Routed, Tensor]:
+        rows, cols, scales = balance(self.rows.unsqueeze(2), self.cols.unsqueeze(2))
+        return Routed(self.ids, rows.squeeze(2), cols.squeeze(2), self.shape), scales
 
     def magnitude(self) -> Tensor:
         return self._by_sample(self._pairs.magnitude().square()).sqrt()

@@ -117,19 +117,22 @@ def embedding_bag(
     places, valid = _places_of_bags(call, input, offsets, include_last_offset, weight)
     # One more id, which no bag has, for the places that lie behind a bag's last one.
     ids = F.pad(input.flatten().long(), (0, 1))[places]
+    bags = torch.arange(len(valid), device=valid.device).repeat_interleave(valid.sum(1))
     if padding_idx is not None:
         valid = valid & ids.ne(padding_idx % weight.shape[0])
     if mode == "max":
         largest = _rows_of_maxima(weight.detach(), ids, valid)
         share = partial(_share_of_maxima, table=weight.shape)
-        return call.watch(output, [(weight, share)], saved=[ids, valid, largest], dims=1)
+        saved = [ids, valid, largest]
+        return call.watch(output, [(weight, share)], saved=saved, dims=1, reads=(input, bags))
     weights = valid.to(output.dtype)
     if per_sample_weights is not None:
         weights = weights * F.pad(per_sample_weights.detach().flatten(), (0, 1))[places]
     elif mode == "mean":
         weights = weights / valid.sum(1, keepdim=True).clamp_min(1)
     share = partial(_share_by_weight, table=weight.shape)
-    return call.watch(output, [(weight, share)], saved=[ids, weights], dims=1)
+    saved = [ids, weights]
+    return call.watch(output, [(weight, share)], saved=saved, dims=1, reads=(input, bags))
 
 
 def _places_of_bags(

@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
+from quietgrad.capture import verification
 from quietgrad.errors import SampleMixingError
 
 from .helpers import FEATURES, Net, assert_exact, assert_exact_steps, samples, squares
@@ -162,3 +165,47 @@ def test_a_sample_that_is_broken_leaves_the_others_alone():
         found = qg.clipped_sum(model, lambda: squares(model, x))  # noqa: B023
         assert torch.allclose(found.norms[others], clean.norms[others])
         assert all(grad.isfinite().all() for grad in found.grads.values())
+
+
+def test_owners_that_cannot_change_are_remembered(monkeypatch):
+    """Samples that run one by one: read once, not in every step."""
+    probed = []
+    real = verification.probe_layouts
+    monkeypatch.setattr(
+        verification, "probe_layouts", lambda *args: probed.append(1) or real(*args)
+    )
+    monkeypatch.setattr(verification.Schedule, "is_due", lambda self, samples: False)
+
+    def one_by_one(net, x):
+        return net.last(torch.stack([net.first(each).tanh().sum(0) for each in x]))
+
+    assert_exact_steps(Net(one_by_one), lambda step: (samples(4, 3, FEATURES, seed=step),), steps=8)
+    assert len(probed) == 1
+    probed.clear()
+    assert_exact_steps(Net(by_sorting), lambda step: (samples(4, 3, FEATURES, seed=step),), steps=8)
+    assert len(probed) == 8
+
+
+def test_owners_of_what_is_recomputed_are_exact():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(FEATURES, FEATURES).double()
+
+        def forward(self, x):
+            mask = is_token(x)
+            return x.index_put((mask,), self.layer(x[mask]).tanh())
+
+    def outer(net, x):
+        x = net.last(net.first(x)) @ x.new_ones(2, FEATURES) + x
+        return checkpoint(net.block, x, use_reentrant=net.is_reentrant).sum(1)
+
+    model = Net(outer)
+    model.block, model.is_reentrant = Block(), False
+    assert_exact_steps(model, lambda step: (samples(4, 3, FEATURES, seed=step),), steps=6)
+    x, found = samples(4, 3, FEATURES), []
+    for model.is_reentrant in (False, True):
+        found.append(qg.per_sample_grads(model, lambda: squares(model, x)))
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected)

@@ -120,7 +120,7 @@ class Tape:
         self.batch, self.verify = batch, verify
         self.recomputes = self.is_checkpointed = self.reads_numbers = False
         self.phase = TapePhase.FORWARD
-        self._sites: list[Site] = []
+        self.sites: list[Site] = []
         self._all_told_apart = False
         self._probe: Probe | None = None
         self._observe: Callable[[Arrival], object] = _ignore
@@ -164,7 +164,7 @@ class Tape:
         site = Site(self, key, shape, dims, uses)
         # What activation checkpointing recomputes was counted when it first ran, or never.
         if self.phase is TapePhase.FORWARD:
-            self._sites.append(site)
+            self.sites.append(site)
             for use in uses:
                 self._expected.update(use.target.names)
         return site
@@ -180,7 +180,7 @@ class Tape:
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it, each once, in the order they ran."""
         found: dict[str, dict[str, None]] = {}
-        for site in self._sites:
+        for site in self.sites:
             for name in (name for use in site.uses for name in use.target.names):
                 found.setdefault(name, {})[str(site.key)] = None
         return {name: tuple(keys) for name, keys in found.items()}
@@ -188,13 +188,12 @@ class Tape:
     def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
         return any(
-            not self.layouts.knows(site.key) or len(self._possible(site)) > 1
-            for site in self._sites
+            not self.layouts.knows(site.key) or len(self._possible(site)) > 1 for site in self.sites
         )
 
     def has_owned_rows(self) -> bool:
         """Whether some operation's rows belong to samples in a way that only probes can tell."""
-        return self.batch > 1 and any(not self._possible(site) for site in self._sites)
+        return self.batch > 1 and any(not self._possible(site) for site in self.sites)
 
     def _possible(self, site: Site) -> list[Layout]:
         """The layouts by one dimension that are left."""
@@ -288,7 +287,7 @@ class Tape:
     def close(self) -> None:
         """Forget everything; gradients that arrive later are refused."""
         self.phase = TapePhase.CLOSED
-        self._sites.clear()
+        self.sites.clear()
         self.calls.clear()
         self.collation = None
         self._factors.clear()

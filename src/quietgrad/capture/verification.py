@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import split_samples
 from quietgrad.capture.collation import check_collation
+from quietgrad.capture.graph import Graph, list_nodes, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
-from quietgrad.capture.owners import read_powers
+from quietgrad.capture.owners import FixedOwners, read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, ConstantArguments
-from quietgrad.capture.tape import stray_gradient
-from quietgrad.errors import EscapedGradientError, LossError, SampleMixingError
+from quietgrad.errors import SampleMixingError
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
     from quietgrad.capture.tape import Arrival, Site, Tape
-
-# Operations that pick rows by an index computed at run time: which rows go where may differ from
-# batch to batch though the graph looks the same.
-_SELECTIONS = tuple(
-    "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put SegmentReduce "
-    "EmbeddingBag PackPadded Nested Sparse Repeat".split()
-)
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -73,155 +66,6 @@ class Schedule:
             self._is_due["several"] = False
 
 
-# -- kinds of graphs -----------------------------------------------------------------------------
-
-Links = frozenset[tuple[str, ...]]
-"""What kinds of nodes a graph has and how they follow each other, whatever their number."""
-
-
-class Graph(NamedTuple):
-    """What is known of a graph before anything is back-propagated.
-
-    Attributes:
-        links: its kind.
-        selects_rows: whether rows are picked by numbers that may be others in the next batch.
-        orders_rows: whether rows are picked at all; a repeat may pick others.
-    """
-
-    links: Links
-    selects_rows: bool
-    orders_rows: bool
-
-
-def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]) -> Graph:
-    """Look at all nodes; refused if a parameter would get a gradient."""
-    if losses.grad_fn is None:
-        raise LossError("the losses are a leaf tensor: they were not computed by the model.")
-    links: set[tuple[str, ...]] = set()
-    selects = orders = False
-    for node in _nodes(losses):
-        _refuse_leaf(node, tape, describe)
-        _refuse_stray(node, tape)
-        children = [_label(child, nr) for child, nr in node.next_functions if child is not None]
-        label = _label(node)
-        links.add((label, *children))
-        is_selection = _selects_rows(node)
-        orders = orders or is_selection or label.endswith(")")
-        selects = selects or (is_selection and not _keeps_rows(node))
-    return Graph(frozenset(links), selects, orders)
-
-
-def _nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
-    """All nodes of a graph, but for those that are only behind its ``ends``."""
-    seen = {losses.grad_fn, *ends}
-    stack: list[Any] = [losses.grad_fn]
-    while stack:
-        node = stack.pop()
-        yield node
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-
-
-def _refuse_leaf(node: Any, tape: Tape, describe: Callable[[nn.Parameter], str]) -> None:
-    """What would receive a gradient that is neither clipped nor covered by noise."""
-    variable = getattr(node, "variable", None)
-    if variable is None or variable is tape.token:
-        return
-    if not isinstance(variable, nn.Parameter):
-        if tape.is_argument(variable) or (variable.ndim and len(variable) == tape.batch):
-            return  # data: nothing is sent there
-        raise EscapedGradientError(
-            f"a tensor of shape {tuple(variable.shape)} that requires gradients is no parameter of "
-            "the model: its gradient would be the sum over all samples, without clipping and "
-            "without noise. Register it in the model as nn.Parameter and use it inside the "
-            "forward, or detach it."
-        )
-    raise EscapedGradientError(
-        f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
-        "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
-        "inside something that hides from the capture, the model ran in eval mode, or it "
-        "belongs to a criterion and not to the model. Use parameters only inside a forward "
-        "called as model(...), after model.train()."
-    )
-
-
-def _refuse_stray(node: Any, tape: Tape) -> None:
-    """A graph from another recording: its parameters would get nothing from this one."""
-    site = getattr(node, "site", None)
-    if site is not None and not tape.owns(site):
-        raise stray_gradient(f"{site.parameters} ({site.key})")
-
-
-def _label(node: Any, output: int = 0) -> str:
-    """A node's name, with the place of the rows that it takes, or the order that it puts them in.
-
-    Samples may be taken out one by one in any order, though the graph looks the same otherwise.
-    """
-    name = type(node).__name__
-    details = _DETAILS.get(name)
-    if details is None:
-        return name
-    values = tuple(getattr(node, detail) for detail in details)
-    if name in _OF_ROWS:
-        sizes = getattr(node, "_saved_self_sym_sizes", None)
-        if not _is_row_dim(node._saved_dim, sizes):
-            return name
-        values = (*values, output)
-    return f"{name}{values}"
-
-
-_DETAILS = {
-    "SelectBackward0": ("_saved_index",),
-    "SplitBackward0": ("_saved_split_size",),
-    "UnbindBackward0": (),
-    "FlipBackward0": ("_saved_dims",),
-    "RollBackward0": ("_saved_dims", "_saved_shifts"),
-    "PermuteBackward0": ("_saved_dims",),
-}
-_OF_ROWS = ("SelectBackward0", "SplitBackward0", "UnbindBackward0")
-
-
-def _is_row_dim(dim: int, sizes: Sequence[int] | None) -> bool:
-    """Whether this is the first dimension, but for those of size one."""
-    if sizes is None:
-        return dim == 0
-    first = next((place for place, size in enumerate(sizes) if size != 1), 0)
-    return dim in (first, 2**64 - len(sizes) + first)  # negative ones are given without a sign
-
-
-def _selects_rows(node: Any) -> bool:
-    """Whether a node picks rows by numbers that may be others each time."""
-    name = type(node).__name__
-    if name.startswith(_SELECTIONS):
-        return True
-    if name == "SliceBackward0":
-        sizes = node._saved_self_sym_sizes
-        if not _is_row_dim(node._saved_dim, sizes):
-            return False
-        rows = next((size for size in sizes if size != 1), 1)
-        return bool(node._saved_start) or not rows <= node._saved_end < 2**63
-    if name == "SplitWithSizesBackward0":
-        is_even = len(set(node._saved_split_sizes)) == 1
-        return _is_row_dim(node._saved_dim, node._saved_self_sym_sizes) and not is_even
-    return False
-
-
-def _keeps_rows(node: Any) -> bool:
-    """Whether an index leaves the first dimension in order: ``x[arange(B), last]``, ``x[:, i]``."""
-    if type(node).__name__ != "IndexBackward0":
-        return False
-    first = node._saved_indices[0]
-    if first is None:
-        return True
-    rows = torch.arange(node._saved_self_sym_sizes[0], device=first.device)
-    return first.dtype == torch.int64 and first.shape == rows.shape and torch.equal(first, rows)
-
-
-# -- verification --------------------------------------------------------------------------------
-
-
 class Verifier:
     """Verifies a backward pass before it is used, in full whenever something about it is new.
 
@@ -246,7 +90,7 @@ class Verifier:
         self._on_probed = on_probed
         self._known: set[Any] = set()
         self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
-        self._constants = ConstantArguments()
+        self._constants, self._owners = ConstantArguments(), FixedOwners()
         self.needs_snapshots = False
         self.is_decisive = True  # a first sample alone cannot be compared with another one
 
@@ -262,17 +106,19 @@ class Verifier:
             The gradients of all losses, if independence was verified of them; None if not.
         """
         graph = summarize_graph(losses, tape, self._describe)
-        kind = (frozenset(tape.functions), graph.links)
         for call in tape.calls:
             call.orders_rows = graph.orders_rows
         try:
-            return self._verify(tape, losses, kind, selects_rows=graph.selects_rows)
+            return self._verify(tape, losses, graph)
+        except SampleMixingError as error:
+            if hint := _find_option(tape):
+                raise SampleMixingError(f"{error} {hint}") from None
+            raise
         finally:
             self._constants.note(tape.calls)
 
-    def _verify(
-        self, tape: Tape, losses: Tensor, kind: Any, *, selects_rows: bool
-    ) -> list[Arrival] | None:
+    def _verify(self, tape: Tape, losses: Tensor, graph: Graph) -> list[Arrival] | None:
+        kind = (frozenset(tape.functions), graph.links)
         if not self._thorough:
             _settle_layouts(tape, losses)
             return None
@@ -287,8 +133,13 @@ class Verifier:
             whole, self.is_decisive = probe_layouts(tape, losses), True
             self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
+            self._owners.note(kind, graph, tape)
             return whole
-        return probe_layouts(tape, losses) if selects_rows or tape.has_owned_rows() else None
+        if graph.selects_rows or (tape.has_owned_rows() and not self._owners.recall(kind, tape)):
+            whole = probe_layouts(tape, losses)
+            self._owners.note(kind, graph, tape)
+            return whole
+        return None
 
     def _examine(
         self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
@@ -302,7 +153,7 @@ class Verifier:
         shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
         is_bypassed = losses.grad_fn not in ends and any(
-            hasattr(node, "site") for node in _nodes(losses, ends)
+            hasattr(node, "site") for node in list_nodes(losses, ends)
         )
         is_first, has_owned_rows = not self._known, tape.has_owned_rows()
         with self._repeating() as recapture:
@@ -330,6 +181,18 @@ class Verifier:
         for call in tape.calls:
             call.state = None  # it may be large
             call.after = call.before = None
+
+
+def _find_option(tape: Tape) -> str:
+    """What to say of a stock mixture of experts that returns a loss over the whole batch."""
+    configs = [getattr(call.model, "config", None) for call in tape.calls]
+    if not any(getattr(config, "output_router_logits", False) for config in configs):
+        return ""
+    return (
+        "This model has output_router_logits=True: its auxiliary load-balancing loss is computed "
+        "over all tokens of the batch. Set model.config.output_router_logits = False, and leave "
+        "outputs.aux_loss out of the losses."
+    )
 
 
 def _ask_all(losses: Tensor) -> Probe:

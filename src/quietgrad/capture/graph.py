@@ -1,0 +1,165 @@
+"""The graph behind the losses, before anything is back-propagated: its kind, and its selections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad.capture.tape import stray_gradient
+from quietgrad.errors import EscapedGradientError, LossError
+
+if TYPE_CHECKING:
+    from quietgrad.capture.tape import Tape
+
+# Operations that pick rows by an index computed at run time: which rows go where may differ from
+# batch to batch though the graph looks the same.
+_SELECTIONS = tuple(
+    "Index Gather Scatter MaskedSelect MaskedScatter Take Sort Topk Unique Put SegmentReduce "
+    "EmbeddingBag PackPadded Nested Sparse Repeat".split()
+)
+
+Links = frozenset[tuple[str, ...]]
+"""What kinds of nodes a graph has and how they follow each other, whatever their number."""
+
+
+class Graph(NamedTuple):
+    """What is known of a graph before anything is back-propagated.
+
+    Attributes:
+        links: its kind.
+        selects_rows: whether rows are picked by numbers that may be others in the next batch.
+        orders_rows: whether rows are picked at all; a repeat may pick others.
+    """
+
+    links: Links
+    selects_rows: bool
+    orders_rows: bool
+
+
+def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]) -> Graph:
+    """Look at all nodes; refused if a parameter would get a gradient."""
+    if losses.grad_fn is None:
+        raise LossError("the losses are a leaf tensor: they were not computed by the model.")
+    links: set[tuple[str, ...]] = set()
+    selects = orders = False
+    for node in list_nodes(losses):
+        _refuse_leaf(node, tape, describe)
+        _refuse_stray(node, tape)
+        children = [_label(child, nr) for child, nr in node.next_functions if child is not None]
+        label = _label(node)
+        links.add((label, *children))
+        is_selection = _selects_rows(node)
+        orders = orders or is_selection or label.endswith(")")
+        selects = selects or (is_selection and not _keeps_rows(node))
+    return Graph(frozenset(links), selects, orders)
+
+
+def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """All nodes of a graph, but for those that are only behind its ``ends``."""
+    seen = {losses.grad_fn, *ends}
+    stack: list[Any] = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+
+
+def _refuse_leaf(node: Any, tape: Tape, describe: Callable[[nn.Parameter], str]) -> None:
+    """What would receive a gradient that is neither clipped nor covered by noise."""
+    variable = getattr(node, "variable", None)
+    if variable is None or variable is tape.token:
+        return
+    if not isinstance(variable, nn.Parameter):
+        if tape.is_argument(variable) or (variable.ndim and len(variable) == tape.batch):
+            return  # data: nothing is sent there
+        raise EscapedGradientError(
+            f"a tensor of shape {tuple(variable.shape)} that requires gradients is no parameter of "
+            "the model: its gradient would be the sum over all samples, without clipping and "
+            "without noise. Register it in the model as nn.Parameter and use it inside the "
+            "forward, or detach it."
+        )
+    raise EscapedGradientError(
+        f"{describe(variable)} would receive an ordinary gradient: it is used outside the "
+        "model's forward (in the loss, or through model.forward(...) instead of model(...)) or "
+        "inside something that hides from the capture, the model ran in eval mode, or it "
+        "belongs to a criterion and not to the model. Use parameters only inside a forward "
+        "called as model(...), after model.train()."
+    )
+
+
+def _refuse_stray(node: Any, tape: Tape) -> None:
+    """A graph from another recording: its parameters would get nothing from this one."""
+    site = getattr(node, "site", None)
+    if site is not None and not tape.owns(site):
+        raise stray_gradient(f"{site.parameters} ({site.key})")
+
+
+def _label(node: Any, output: int = 0) -> str:
+    """A node's name, with the place of the rows that it takes, or the order that it puts them in.
+
+    Samples may be taken out one by one in any order, though the graph looks the same otherwise.
+    """
+    name = type(node).__name__
+    details = _DETAILS.get(name)
+    if details is None:
+        return name
+    values = tuple(getattr(node, detail) for detail in details)
+    if name in _OF_ROWS:
+        sizes = getattr(node, "_saved_self_sym_sizes", None)
+        if not _is_row_dim(node._saved_dim, sizes):
+            return name
+        values = (*values, output)
+    return f"{name}{values}"
+
+
+_DETAILS = {
+    "SelectBackward0": ("_saved_index",),
+    "SplitBackward0": ("_saved_split_size",),
+    "UnbindBackward0": (),
+    "FlipBackward0": ("_saved_dims",),
+    "RollBackward0": ("_saved_dims", "_saved_shifts"),
+    "PermuteBackward0": ("_saved_dims",),
+}
+_OF_ROWS = ("SelectBackward0", "SplitBackward0", "UnbindBackward0")
+
+
+def _is_row_dim(dim: int, sizes: Sequence[int] | None) -> bool:
+    """Whether this is the first dimension, but for those of size one."""
+    if sizes is None:
+        return dim == 0
+    first = next((place for place, size in enumerate(sizes) if size != 1), 0)
+    return dim in (first, 2**64 - len(sizes) + first)  # negative ones are given without a sign
+
+
+def _selects_rows(node: Any) -> bool:
+    """Whether a node picks rows by numbers that may be others each time."""
+    name = type(node).__name__
+    if name.startswith(_SELECTIONS):
+        return True
+    if name == "SliceBackward0":
+        sizes = node._saved_self_sym_sizes
+        if not _is_row_dim(node._saved_dim, sizes):
+            return False
+        rows = next((size for size in sizes if size != 1), 1)
+        return bool(node._saved_start) or not rows <= node._saved_end < 2**63
+    if name == "SplitWithSizesBackward0":
+        is_even = len(set(node._saved_split_sizes)) == 1
+        return _is_row_dim(node._saved_dim, node._saved_self_sym_sizes) and not is_even
+    return False
+
+
+def _keeps_rows(node: Any) -> bool:
+    """Whether an index leaves the first dimension in order: ``x[arange(B), last]``, ``x[:, i]``."""
+    if type(node).__name__ != "IndexBackward0":
+        return False
+    first = node._saved_indices[0]
+    if first is None:
+        return True
+    rows = torch.arange(node._saved_self_sym_sizes[0], device=first.device)
+    return first.dtype == torch.int64 and first.shape == rows.shape and torch.equal(first, rows)

@@ -82,6 +82,20 @@ CLIPPING = [
         "half or bfloat16 or float16",
     ),
     _fault(
+        "extremes",
+        "Norms whose squares overflow or underflow are not computed again.",
+        "if not is_extreme.any():",
+        "if True:",
+        "tests/contract/test_extremes.py",
+    ),
+    _fault(
+        "ids-out-of-range",
+        "Ids out of range are taken modulo the number of rows.",
+        "look_up = partial(F.embedding, input, padding_idx=padding_idx)",
+        "look_up = partial(F.embedding, input % weight.shape[0], padding_idx=padding_idx)",
+        "tests/contract/test_ids_out_of_range.py",
+    ),
+    _fault(
         "non-finite",
         "A sample whose gradient is not finite stays in the weighted sum.",
         "None if finite.all() else finite.nonzero().flatten()",

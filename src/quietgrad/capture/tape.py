@@ -412,10 +412,10 @@ def _ignore(arrival: Arrival) -> None:
 def stray_gradient(where: str) -> StrayGradientError:
     """What is said of a gradient that the engine was not asked for, or not in time."""
     return StrayGradientError(
-        f"a gradient reached parameter {where} outside of the engine: backward() or "
-        "torch.autograd.grad() was called directly (a forward that differentiates itself is not "
-        "supported), or on a graph from before the last engine.backward(). Pass the vector of "
-        "per-sample losses to engine.backward() instead; nothing was accumulated."
+        f"a gradient reached parameter {where} outside of the engine: backward() was called "
+        "directly, or on a graph from before the last engine.backward(), or the forward "
+        "differentiates itself by torch.autograd.grad(), which is not supported. Pass the vector "
+        "of per-sample losses to engine.backward() instead; nothing was accumulated."
     )
 
 

@@ -147,7 +147,9 @@ class Call:
         target = self._target_of(tensor)
         if target is None or not is_spread_over_samples(target, self._tape.batch):
             return tensor
-        return self.source(tensor, tensor.shape)
+        copies = self.source(tensor, tensor.shape)
+        # What was repeated lies in memory of its own, and may be viewed in other shapes.
+        return copies.contiguous() if tensor.is_contiguous() else copies
 
     def refuse(self, reason: str, remedy: str, *tensors: Any) -> UnsupportedOperationError:
         """An error that names the operation, the module and the parameters in ``tensors``."""

@@ -177,6 +177,8 @@ def _find_joined(recorded: RecordedCall, *, only_ragged: bool) -> JoinedInput | 
     if run is None or run.rows is None or run.rows.untold:
         return None
     rows = run.rows.found
+    if not all(each.keeps_places for each in rows.values()):
+        return None
     is_joined = any(
         each.is_ragged or (not only_ragged and each.owners.numel() > batch)
         for each in rows.values()

@@ -325,6 +325,8 @@ class AttributeWatch:
         self._model = model
         self._before: dict[str, Any] | None = None
         self._backward: dict[str, Any] = {}
+        self._empty: set[str] = set()
+        self._emptied: dict[str, tuple[nn.Module, str]] = {}
 
     def begin(self, *, looking: bool) -> None:
         """A forward is about to run; ``looking`` if :meth:`find_data` will be called after it."""
@@ -332,12 +334,32 @@ class AttributeWatch:
         if looking:
             values = find_values(self._model, iterators=True)
             self._before = {name: _mark(value) for name, value in values}
+            self._empty = {
+                f"{path}.{attribute}" if path else attribute
+                for path, module in self._model.named_modules()
+                for attribute, value in vars(module).items()
+                if value is None
+            }
 
     def begin_backward(self) -> None:
         """A backward pass is about to run, in which hooks may keep gradients."""
         if self._before is not None:
             values = find_values(self._model, iterators=True)
             self._backward = {name: _mark(value) for name, value in values}
+
+    def reset_known(self) -> None:
+        """Empty what every forward sets anew."""
+        for module, attribute in self._emptied.values():
+            setattr(module, attribute, None)
+
+    def reset(self, name: str) -> bool:
+        """Empty an attribute of a module from here on, if it was None before the forward."""
+        path, _, attribute = name.rpartition(".")
+        if name not in self._empty:
+            return False
+        self._emptied[name] = self._model.get_submodule(path), attribute
+        self.reset_known()
+        return True
 
     def find_gradients(self) -> str | None:
         """The name of an attribute that was set since, to something other than a count."""
@@ -526,6 +548,7 @@ class ModelState:
         self._restores: list[Restore] = [
             *(partial(_restore_module, module, dict(vars(module))) for module in modules),
             *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),
+            *(partial(_restore_mapping, hooks, dict(hooks)) for hooks in _list_hooks(modules)),
             *(restore for each in held for restore in _keep(each)),
             *(bound.restore for bound in _find_bindings(model)),
         ]
@@ -534,6 +557,12 @@ class ModelState:
         """Put back what has changed."""
         for restore in self._restores:
             restore()
+
+
+def _list_hooks(modules: list[nn.Module]) -> list[dict[int, Any]]:
+    """Where modules hold forward hooks: a first forward may install some, and note that it did."""
+    names = [f"_forward{pre}_hooks{kind}" for pre in ("", "_pre") for kind in ("", "_with_kwargs")]
+    return [getattr(m, n) for m in modules for n in (*names, "_forward_hooks_always_called")]
 
 
 @contextmanager

@@ -174,7 +174,15 @@ def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> l
     if layouts or rows is None or not rows.strict_evidence:
         return layouts
     owned = match_rows(rows.strict_evidence, batch)
-    return [] if owned is None else [owned]
+    return [] if owned is None or not owned.keeps_places else [owned]
+
+
+def is_reordered(known: OutputLayout, batch: int) -> bool:
+    """Whether the rows of an output as long as the batch belong to losses at other places."""
+    if not known.strict_evidence:
+        return False
+    owned = match_rows(known.strict_evidence, batch)
+    return owned is not None and not owned.keeps_places
 
 
 def tells_samples_apart(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:

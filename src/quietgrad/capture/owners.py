@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CODES, _LARGEST = 64, 31
 _NOBODY = -1
 # Times the smallest number: entries that keep all their digits when divided by the largest power.
-_SMALLEST = 2.0**33
+_SMALLEST, _NEGLIGIBLE = 2.0**33, 1e-20
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class OwnedLayout(Layout):
 
     owners: Tensor = field(default_factory=lambda: torch.zeros(()))
     dims: tuple[int, ...] = ()
-    is_touched: Tensor = field(default_factory=lambda: torch.ones(()))
+    is_touched: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.bool))
 
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
         """``[B, K, *last trailing dims]``, with zeros where a sample has fewer than K positions."""
@@ -123,6 +123,19 @@ class OwnedLayout(Layout):
                 owners, dims = self.owners.reshape(shape[:depth]), tuple(range(depth))
                 return OwnedLayout(self.batch, owners=owners, dims=dims)
         return None
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether rows in a dimension as long as the batch belong to the samples in their order."""
+        places = torch.arange(self.batch, device=self.owners.device)
+        for dim, size in enumerate(self.owners.shape):
+            shape = [self.batch if each == dim else 1 for each in range(self.owners.ndim)]
+            if size != self.batch:
+                continue
+            is_own = (self.owners == _NOBODY) | (self.owners == places.view(shape))
+            if not bool(is_own.all()):
+                return False
+        return True
 
     @property
     def is_ragged(self) -> bool:
@@ -210,7 +223,7 @@ class OwnerReader:
             exponents: by digit.
             base: of the digits that were read before.
         """
-        if grad.shape != whole.shape:
+        if grad.shape != whole.shape or _smallest_told(whole) > _NEGLIGIBLE:
             return False
         powers = _find_powers(grad, whole)
         if self._is_touched is None:
@@ -274,11 +287,16 @@ def _find_powers(grad: Tensor, whole: Tensor) -> Tensor:
     """The exponent of the power of two between entries; NaN where it cannot be told."""
     if whole.is_complex():
         grad, whole = (torch.view_as_real(t).abs().amax(-1) for t in (grad, whole))
-    is_told = whole.abs().ge(_SMALLEST * torch.finfo(whole.dtype).tiny) & grad.ne(0)
+    is_told = whole.abs().ge(_smallest_told(whole)) & grad.ne(0)
     is_told &= whole.isfinite() & grad.isfinite()
     grad, whole = (t if t.dtype == torch.float64 else t.float() for t in (grad, whole))
     powers = torch.frexp(grad).exponent - torch.frexp(whole).exponent
     return powers.to(torch.float32).where(is_told, torch.nan)
+
+
+def _smallest_told(tensor: Tensor) -> float:
+    """Entries of this size keep all their digits when divided by the largest power."""
+    return _SMALLEST * torch.finfo(tensor.dtype).tiny
 
 
 def _read_digits(powers: Tensor, dims: tuple[int, ...], table: dict[int, int]) -> Tensor | None:
@@ -309,9 +327,10 @@ def _are_multiples(
     shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
     is_owned = (digits != _NOBODY).view(shape)
     by_row = factors[digits.clamp_min(0)].view(shape)
-    nothing = _SMALLEST * torch.finfo(real).tiny * float(factors.max())
-    rest = grad.where(~is_owned & whole.isfinite(), 0).abs()
-    return bool(rest.le(nothing).all()) and is_multiple(
+    nothing = _smallest_told(whole)
+    is_nobodys = ~is_owned & whole.isfinite()
+    is_nothing = whole.abs().le(nothing) & grad.abs().le(nothing * float(factors.max()))
+    return bool((is_nothing | ~is_nobodys).all()) and is_multiple(
         grad.where(is_owned, 0), whole.where(is_owned, 0), by_row
     )
 

@@ -239,7 +239,9 @@ def kept_data_refusal(name: str) -> UnsupportedOperationError:
         f"attribute '{name}' keeps something computed from the samples after the forward: it would "
         "enter later batches, and leave with torch.save(model). Do not store in a module, its "
         "class or a global variable what was computed from data (a cache, a running maximum, an "
-        "initialization by the first batch); return it, or delete it before the forward ends."
+        "initialization by the first batch); return it, or delete it before the forward ends. If "
+        "every forward computes it anew, set it to None before training: then it is set to None "
+        "again after every micro-batch."
     )
 
 

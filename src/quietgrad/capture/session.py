@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,8 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
+
+_CALLER = 5  # stack frames from a warning to the user's call of engine.backward
 
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
@@ -316,12 +319,24 @@ class Capture:
             self._is_paused = False
 
     def _refuse_kept_data(self, tape: Tape) -> None:
-        name = self._attributes.find_data(
-            lambda tensor: tape.derived(tensor) is None and not tape.is_constant(tensor),
-            numbers_were_read=tape.reads_numbers,
-        )
-        if name is not None:
-            raise kept_data_refusal(name)
+        """Attributes that were None hold data for this forward only: they are emptied again."""
+        self._attributes.reset_known()
+
+        def find() -> str | None:
+            return self._attributes.find_data(
+                lambda tensor: tape.derived(tensor) is None and not tape.is_constant(tensor),
+                numbers_were_read=tape.reads_numbers,
+            )
+
+        while (name := find()) is not None:
+            if not self._attributes.reset(name):
+                raise kept_data_refusal(name)
+            warnings.warn(
+                f"attribute '{name}' of the model is None before a forward and holds something of "
+                "the samples after it. It is set to None again after every micro-batch, so that "
+                "nothing of one enters the next or leaves with the model.",
+                stacklevel=_CALLER,
+            )
 
     def _refuse_kept_gradients(self) -> None:
         """What hooks kept while gradients were back-propagated."""

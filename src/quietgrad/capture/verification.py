@@ -16,6 +16,7 @@ from quietgrad.capture.collation import check_collation
 from quietgrad.capture.graph import Graph, list_nodes, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
+from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import FixedOwners, read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, ConstantArguments
@@ -217,13 +218,28 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
         The gradients of all losses, as they arrived.
     """
     whole = tape.probe(losses, _ask_all(losses))
-    if not _scale_by_powers(tape, losses, whole):
+    if _scale_by_powers(tape, losses, whole):
+        _refuse_reordered(tape)
+    else:
         for call in tape.calls:
             for output in call.outputs:
                 output.forget()
         _leave_out_halves(tape, losses, whole)
     tape.accept_ambiguity()
     return whole
+
+
+def _refuse_reordered(tape: Tape) -> None:
+    """A loss that is computed of another sample's output belongs to neither of the two."""
+    if not tape.has_owned_rows():
+        return
+    for call in tape.calls:
+        if any(is_reordered(output, tape.batch) for output in call.outputs):
+            raise SampleMixingError(
+                f"the losses depend on outputs of the model ({type(call.model).__name__}) at other "
+                "places: losses[i] was not computed of row i, but of that of another sample. "
+                "Compute the losses in the order of the samples."
+            )
 
 
 def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bool:

@@ -15,7 +15,6 @@ from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.owners import OwnedLayout
 from quietgrad.capture.parameters import MakeFactor
-from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.routed import Routed
@@ -267,6 +266,9 @@ def _operand_factor(
         if position != index
     ]
     kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
+    if layout.batch > 1 and output_term[layout.dim] in kept:
+        # Something made of parameters that has an entry for each sample: each gets its own only.
+        layout = OwnedLayout.of(layout, grad.shape)
     if isinstance(layout, OwnedLayout):
         rows = _OwnedRows(layout, output_term)
         gradient, term = rows.mark(to_float32(grad), output_term)
@@ -283,11 +285,6 @@ def _operand_factor(
         layout, to_float32(grad), output_term, output_term, batch_of_one=True
     )
     pairs = [_mark_samples(layout, tensor, t, output_term) for tensor, t in others]
-    if layout.batch > 1 and output_term[layout.dim] in kept:
-        raise SampleMixingError(
-            "a parameter has the sample dimension itself in a product: it holds something of each "
-            "sample and cannot be trained privately"
-        )
     factor = _as_outer(pairs, gradient, term, kept, shape)
     return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
 
@@ -376,6 +373,8 @@ class _OwnedRows:
 
     def _mask(self, term: str) -> Tensor:
         """Where a tensor meets some gradient."""
+        if not self._layout.is_touched.ndim:
+            return self._layout.is_touched
         shared = "".join(letter for letter in self._output if letter in term)
         others = [dim for dim, letter in enumerate(self._output) if letter not in term]
         mask = self._layout.is_touched

@@ -1,0 +1,100 @@
+"""What stock modules do that looks suspicious and is not: scratch attributes, hooks, copies."""
+
+import pytest
+import torch
+from torch import nn
+
+import quietgrad as qg
+from quietgrad.errors import QuietgradError
+
+from .helpers import FEATURES, Net, assert_exact, attach, one_by_one, samples, squares
+
+
+class Scratch(nn.Module):
+    """Keeps what it computed, as positions of vision-language models are kept for generation."""
+
+    def __init__(self, kept=None, *, is_set_always=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = (nn.Linear(FEATURES, FEATURES).double() for _ in range(2))
+        self.kept, self.is_set_always = kept, is_set_always
+
+    def forward(self, x):
+        if self.kept is None or self.is_set_always or not self.training:
+            self.kept = x.detach().sum(-1, keepdim=True)
+        return self.last(self.first(x).tanh() + self.kept)
+
+
+def test_an_attribute_that_is_none_before_a_forward_is_emptied_after_it():
+    model, x = Scratch(), samples(4)
+    with pytest.warns(UserWarning, match="'kept' of the model is None before a forward"):
+        found = qg.per_sample_grads(model, lambda: squares(model, x))
+    assert model.kept is None
+    model.eval()
+    for name, expected in one_by_one(model, squares, x).items():
+        torch.testing.assert_close(found[name], expected)
+
+
+@pytest.mark.filterwarnings("ignore:attribute 'kept'")
+def test_it_is_emptied_in_every_step():
+    model = Scratch()
+    engine = attach(model, torch.arange(4), batch_size=4)
+    for step in range(12):
+        for batch in engine.batches():
+            for _ in batch:
+                assert model.kept is None
+                engine.backward(squares(model, samples(4, seed=step)))
+                assert model.kept is None
+            engine.step()
+
+
+def test_an_attribute_that_holds_data_before_a_forward_is_refused():
+    model = Scratch(torch.zeros(4, 1).double(), is_set_always=True)
+    with pytest.raises(QuietgradError, match="set it to None before training"):
+        qg.clipped_sum(model, lambda: squares(model, samples(4)))
+
+
+class Collector(nn.Module):
+    """Installs hooks in its first forward and notes that it did, as transformers' models do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES).double() for _ in range(2))
+
+    def forward(self, x):
+        if not getattr(self, "is_installed", False):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda m, args, output: self.seen.append(output))
+            self.is_installed = True
+        self.seen = []
+        for layer in self.layers:
+            x = layer(x).tanh()
+        total = torch.stack(self.seen).sum(0) * len(self.seen)
+        del self.seen
+        return total
+
+
+def test_hooks_that_a_first_forward_installs_are_installed_once():
+    assert_exact(Collector(), squares, samples(4))
+    model, plain = Collector(), Collector()
+    qg.clipped_sum(model, lambda: squares(model, samples(4)))
+    torch.testing.assert_close(model(samples(4)), plain(samples(4)))
+    assert [len(layer._forward_hooks) for layer in model.layers] == [1, 1]
+
+
+def test_repeated_parameters_can_be_viewed_in_another_shape():
+    def forward(net, x):
+        bias = (net.last.weight * 2).unsqueeze(0).repeat(len(x), 1, 1).view(len(x) * 2, -1)
+        return net.first(x) + bias.view(len(x), 2, -1).sum(1)
+
+    assert_exact(Net(forward), squares, samples(4))
+
+
+def test_something_made_of_parameters_with_an_entry_for_each_sample_is_exact():
+    def forward(net, x):
+        places = torch.linspace(0, 1, 5).double()[:, None].expand(len(x), 5, FEATURES)
+        keys = net.first(places * 1.0)
+        return net.last(torch.matmul(net.first(x).unsqueeze(1), keys.mT) @ keys).squeeze(1)
+
+    assert_exact(Net(forward), squares, samples(4))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quietgrad.capture.choice import random_order
 from quietgrad.capture.compare import (
+    Branch,
     Node,
     agree_across_sizes,
     agree_by_sample,
@@ -26,12 +27,12 @@ from quietgrad.capture.compare import (
     leaves,
 )
 from quietgrad.capture.draws import ConstantDraws, preserve_randomness
-from quietgrad.capture.independence import RecordedCall
-from quietgrad.capture.outputs import Seed
+from quietgrad.capture.independence import RecordedCall, list_factors
+from quietgrad.capture.outputs import Seed, has_one_for_each
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
-from quietgrad.factors.base import Factor
+from quietgrad.factors.combined import combine
 from quietgrad.factors.extremes import norms_of_extremes
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
@@ -204,6 +205,10 @@ class _Pair:
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded, self._call = recorded, recorded.call
+        assert recorded.call.returned is not None
+        self._is_list = has_one_for_each(
+            recorded.call.returned, recorded.call.outputs, recorded.batch
+        )
 
     def agree(
         self, alone: Arguments, other: Arguments, beside: Arguments, *, backward: bool
@@ -228,57 +233,87 @@ class _Pair:
         places: tuple[int, int],
         bits: int,
     ) -> bool:
-        found = [list(leaves(run.outputs)) for run in (first, second, both)]
+        one, other, together = (
+            _outputs_of_two(run.outputs, is_list=self._is_list) for run in (first, second, both)
+        )
         return all(
-            _agree_on(places[0], one, together, bits) and _agree_on(places[1], two, together, bits)
-            for one, two, together in zip(*found, strict=False)
+            _agree_where_both_are(a, b, bits)
+            for alone, place in ((one[0], places[0]), (other[0], places[1]))
+            for a, b in zip(alone, together[place], strict=False)
         )
 
     def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
-        shapes = None if like is None else [tensor.shape for tensor in leaves(like.outputs)]
-
         def seeds(outputs: Node, factors: Tensor | None) -> list[Seed]:
             scale = 1.0 if factors is None else factors[0].item()
-            return [
-                Seed(tensor, scale * _seed(tensor, shapes[place] if shapes else tensor.shape))
-                for place, tensor in enumerate(leaves(outputs))
-                if tensor.requires_grad and tensor.ndim and len(tensor) == 2
-            ]
+            seen = outputs if like is None else like.outputs
+            rows, _ = _outputs_of_two(seen, is_list=self._is_list)
+            shapes = [row.shape for row in rows]
+            return _seed_first(outputs, shapes, scale, is_list=self._is_list)
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
         return repeat(call, lambda _: arguments, torch.arange(2), begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
-        """By their norms at each site: the outputs, which they begin with, are the same."""
-        norms = [
-            (_first_norm(one.factor), _first_norm(two.factor))
-            for key, made in first.factors.items()
-            for one, two in zip(made or (), other.factors.get(key) or (), strict=False)
-        ]
+        """By the norms of all parameters: the outputs, which they begin with, are the same."""
+        unknown = first.unknown | other.unknown
+        names = {
+            name
+            for run in (first, other)
+            for made in run.factors.values()
+            for each in made or ()
+            for name in each.target.names
+            if name not in unknown
+        }
+        norms = [(_first_norm(first, name), _first_norm(other, name)) for name in sorted(names)]
         largest = find_largest(one for one, _ in norms)
         return all(agree_by_sample(one, two, bits, largest) for one, two in norms)
 
 
-def _first_norm(factor: Factor) -> Tensor:
-    """Of the first sample's gradient, ``[1]``, whatever its size."""
-    return norms_of_extremes([factor], torch.zeros(1, dtype=torch.int64))
+def _first_norm(run: Execution, name: str) -> Tensor:
+    """Of the first sample's gradient of a parameter, ``[1]``, whatever its size."""
+    factors = list_factors(run.factors, name)
+    if not factors:
+        return torch.zeros(1, dtype=torch.float64)
+    first = torch.zeros(1, dtype=torch.int64)
+    return norms_of_extremes([combine(factors)], first).double().cpu()
 
 
-def _seed(output: Tensor, like: torch.Size) -> Tensor:
+Rows = list[Tensor]
+"""What was returned for one sample."""
+
+
+def _outputs_of_two(outputs: Node, *, is_list: bool) -> tuple[Rows, Rows]:
+    """Of the first and of the second sample: rows of tensors, or the entries of a list."""
+    if is_list and isinstance(outputs, Branch) and len(outputs.children) == 2:
+        first, second = (list(leaves(child)) for child in outputs.children)
+        return first, second
+    rows = [tensor for tensor in leaves(outputs) if tensor.ndim and len(tensor) == 2]
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _seed_first(
+    outputs: Node, shapes: Sequence[torch.Size], scale: float, *, is_list: bool
+) -> list[Seed]:
     """Fixed numbers for the first sample, where it has places alone too; zero elsewhere."""
-    seed = torch.zeros_like(output)
-    part: Any = (0, *(slice(0, size) for size in like[1:]))
-    values = torch.linspace(-1, 2, max(1, like[1:].numel()), dtype=output.dtype)
-    seed[part] = values[: like[1:].numel()].view(like[1:]).to(output.device)
-    return seed
+    whole = [tensor for tensor in leaves(outputs) if tensor.ndim and len(tensor) == 2]
+    if is_list:
+        whole, _ = _outputs_of_two(outputs, is_list=True)
+    seeds = []
+    for output, shape in zip(whole, shapes, strict=False):
+        if output.requires_grad:
+            seed = torch.zeros_like(output)
+            part: Any = tuple(slice(0, size) for size in shape)
+            values = torch.linspace(-1, 2, max(1, shape.numel()), dtype=output.dtype)
+            values = values[: shape.numel()].view(shape).to(output.device)
+            seed[part if is_list else (0, *part)] = scale * values
+            seeds.append(Seed(output, seed))
+    return seeds
 
 
-def _agree_on(place: int, alone: Tensor, beside: Tensor, bits: int) -> bool:
+def _agree_where_both_are(alone: Tensor, beside: Tensor, bits: int) -> bool:
     """On the positions that a sample has alone, at the beginning or at the end of the row."""
-    if not alone.ndim or not beside.ndim or len(alone) != 2 or len(beside) != 2:
-        return True  # not one row for each sample
-    one, two = alone[0].detach(), beside[place].detach()
+    one, two = alone.detach(), beside.detach()
     if one.ndim != two.ndim or any(a > b for a, b in zip(one.shape, two.shape, strict=True)):
         return False
     if not one.is_floating_point():

@@ -551,7 +551,7 @@ def _is_same_total(
     same: Callable[[Tensor, Tensor], bool],
 ) -> bool:
     """Whether samples have the same gradients, whichever operations they come from."""
-    ones, others = _list_factors(before, name), _list_factors(after, name)
+    ones, others = list_factors(before, name), list_factors(after, name)
     if not ones or not others:
         samples = old if ones else new
         squares = [each.select(samples.to(each.device)).sq_norm() for each in ones or others]
@@ -561,7 +561,8 @@ def _is_same_total(
     return all(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
 
 
-def _list_factors(factors: Factors, name: str) -> list[Factor]:
+def list_factors(factors: Factors, name: str) -> list[Factor]:
+    """All that were made of one parameter's gradients, as its own."""
     return [
         target.pull(name, factor)
         for made in factors.values()

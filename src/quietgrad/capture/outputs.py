@@ -200,6 +200,13 @@ def _tells_apart(node: Node, rows: Known, batch: int) -> bool:
     return any(_tells_apart(*pair, batch) for pair in zip(node.children, parts, strict=True))
 
 
+def has_one_for_each(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:
+    """Whether what was returned is a list of one entry for each sample, as far as is known."""
+    return isinstance(node, Branch) and _has_one_for_each(
+        node, _divide(node, _match(node, known)), batch
+    )
+
+
 def _has_one_for_each(node: Branch, parts: list[Known], batch: int) -> bool:
     """Whether it is a list of one entry for each sample, as far as probes can tell."""
     return (

@@ -61,6 +61,7 @@ class Call:
     ) -> None:
         self.function = function
         self.recapture = recapture
+        self.prefix = ""  # of the operation's name in lists of what was captured
         self._tape, self._frame, self._target_of = tape, frame, target_of
         self._ordinals: dict[str, int] = {}
 
@@ -90,6 +91,7 @@ class Call:
         saved: Sequence[Tensor] = (),
         dims: int,
         label: str = "",
+        takes_complex: bool = False,
     ) -> Tensor:
         """Record the factors of the managed tensors in ``uses`` when ``output``'s gradient arrives.
 
@@ -99,10 +101,10 @@ class Call:
         site = self.site(uses, output.shape, dims=dims, label=label)
         if site is None:
             return output
-        if output.is_complex():
+        if output.is_complex() and not takes_complex:
             raise self.refuse(
-                "complex products are not supported",
-                "Use real parameters and elementwise operations",
+                "its rule does not know complex numbers",
+                "Use elementwise operations, matmul or einsum",
                 *(tensor for tensor, _ in uses),
             )
         return self._tape.tap_output(output, site, [tensor.detach() for tensor in saved])
@@ -161,10 +163,11 @@ class Call:
                 "captured. Checkpoint a module that owns the parameter, as in "
                 "checkpoint(self.block, x, use_reentrant=False)."
             )
+        operation = self.prefix + self.name
         if names not in self._ordinals:
-            self._ordinals[names] = self._frame.seen[self.name, names]
-            self._frame.seen[self.name, names] += 1
-        key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, len(shape))
+            self._ordinals[names] = self._frame.seen[operation, names]
+            self._frame.seen[operation, names] += 1
+        key = SiteKey(self._frame.path, operation, names, self._ordinals[names], label, len(shape))
         return self._tape.add_site(key, shape, range(dims), uses)
 
     def _where(self) -> str:
@@ -189,6 +192,11 @@ def gather_rows(
 
 def _unbroadcast(layout: Layout, grad: Tensor, *, shape: torch.Size) -> Factor:
     return Dense(layout.unbroadcast(grad, shape))
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether gradients of it exist."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def as_computed(tensor: Tensor, output: Tensor) -> Tensor:

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.compare import tensors_in
+from quietgrad.capture.interception import AppliedFunction, Handle
 from quietgrad.capture.operations import classify, find_rule
 from quietgrad.capture.parameters import (
     Derived,
@@ -32,6 +38,7 @@ from quietgrad.capture.parameters import (
     is_spread_over_samples,
 )
 from quietgrad.capture.refusals import check_operation, check_write
+from quietgrad.capture.rules.fallback import run_per_sample
 from quietgrad.errors import QuietgradError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -67,12 +74,26 @@ class CaptureMode(TorchFunctionMode):
             self._on_refusal(error)  # a model may catch it and go on
             raise
 
+    def handle_custom(self) -> Handle | None:
+        """What runs custom autograd functions, while the mode is on."""
+        return self._run_custom if self in _get_current_function_mode_stack() else None
+
+    def _run_custom(
+        self, function: AppliedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tape = self._current_tape()
+        if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+        # As torch calls a mode: it is off for what the function does itself.
+        with _pop_mode_temporarily():
+            return self.__torch_function__(function, (), args, kwargs)
+
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operation = classify(func)
         if operation.is_metadata:
             return func(*args, **kwargs)
-        check_operation(func, args, kwargs, self._path)
         tape = self._current_tape()
+        check_operation(func, args, kwargs, self._path, partial(self._is_free_of_data, tape=tape))
         if operation.is_hook or func == _SET_DATA:
             return self._hook_or_write(func, args, kwargs, tape)
         tape.functions.add(func)
@@ -93,15 +114,7 @@ class CaptureMode(TorchFunctionMode):
             args, kwargs = tree_map(call.own_copies, (args, kwargs))
             if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
                 return func(*args, **kwargs)
-        rule = find_rule(func)
-        if rule is None:
-            raise call.refuse(
-                "no rule captures this operation on a trainable parameter together with data",
-                "Freeze the parameter (requires_grad_(False)), or express it with supported "
-                "operations: linear, matmul, einsum, convolutions, embeddings, normalizations, "
-                "and elementwise or broadcast arithmetic",
-                *tensors,
-            )
+        rule = find_rule(func, is_complex=any(t.is_complex() for t in tensors)) or run_per_sample
         return rule(call, *args, **kwargs)
 
     def _hook_or_write(
@@ -136,6 +149,12 @@ class CaptureMode(TorchFunctionMode):
         if type(value) is not Tensor and isinstance(value, nn.Parameter):
             return self._parameters.target(value) if value.requires_grad else None
         return tape.derived(value)
+
+    def _is_free_of_data(self, value: Any, tape: Tape) -> bool:
+        """Whether a tensor was computed from parameters and what is known to be constant."""
+        return self._target_of(value, tape) is not None or (
+            isinstance(value, Tensor) and tape.provenance.is_known_constant(value)
+        )
 
     def _run_plain(
         self,

@@ -110,6 +110,7 @@ class ParameterTable:
         self._model = model
         self._canonical = _canonical_names(model)
         self._targets = {name: ParameterTarget(name) for name in self.trainable()}
+        self._first = {id(parameter): name for name, parameter in self.trainable().items()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -147,12 +148,15 @@ class ParameterTable:
         return name if getattr(module, attribute, None) is parameter else None
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
-        self._holders = {
-            id(p): (module, attribute, self._canonical.get(f"{path}.{attribute}".lstrip("."), ""))
-            for path, module in self._model.named_modules()
-            for attribute, p in module._parameters.items()
-            if p is not None
-        }
+        self._holders = {}
+        for path, module in self._model.named_modules():
+            for attribute, held in module._parameters.items():
+                name = self._canonical.get(f"{path}.{attribute}".lstrip("."), "")
+                # One that is lent to another module (torch.func.functional_call) is its owner's.
+                if held is not None and (
+                    id(held) not in self._holders or self._first.get(id(held)) == name
+                ):
+                    self._holders[id(held)] = module, attribute, name
         return self._name_of(parameter) or None
 
 

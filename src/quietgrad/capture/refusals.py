@@ -167,12 +167,22 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
 
 
 def check_operation(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], path: str
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    path: str,
+    is_free_of_data: Callable[[Any], bool] = lambda value: False,
 ) -> None:
-    """Refuse ``function`` if, called like this, it combines samples or records raw data."""
+    """Refuse ``function`` if, called like this, it combines samples or records raw data.
+
+    Statistics of what ``is_free_of_data`` (weights that are standardized) tell nothing of samples.
+    """
     if found := _CHECKS.get(function):
         checker, names = found
-        checker(dict(zip(names, args, strict=False)) | kwargs, _name_module(path))
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        has_statistics = checker in (_check_batch_norm, _check_instance_norm)
+        if not (has_statistics and is_free_of_data(arguments.get("input"))):
+            checker(arguments, _name_module(path))
 
 
 def check_module(module: nn.Module, path: str) -> None:

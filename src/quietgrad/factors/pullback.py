@@ -33,7 +33,10 @@ class Pullback:
 
     def batched(self, cotangents: Tensor) -> Tensor:
         """Pull ``[B, *derived.shape]`` back to ``[B, *source.shape]``."""
-        parts = [self._grad(part, batched=True) for part in cotangents.split(_SAMPLES_PER_CALL)]
+        try:
+            parts = [self._grad(part, batched=True) for part in cotangents.split(_SAMPLES_PER_CALL)]
+        except RuntimeError:  # the backward of a custom function need not allow it
+            return torch.stack([self._grad(each, batched=False) for each in cotangents])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _grad(self, cotangent: Tensor, *, batched: bool) -> Tensor:

@@ -8,10 +8,12 @@ from . import (
     derived,
     elementwise,
     embedding,
+    fallback,
     layout,
     linear,
     normalization,
     recurrent,
+    selection,
     sharing,
 )
 from .table import CASES, Case, Problem, precision
@@ -27,10 +29,12 @@ __all__ = [
     "derived",
     "elementwise",
     "embedding",
+    "fallback",
     "layout",
     "linear",
     "normalization",
     "precision",
     "recurrent",
+    "selection",
     "sharing",
 ]

@@ -1,4 +1,4 @@
-"""Look-ups in a table: embeddings, indexing a parameter by data, bags of embeddings."""
+"""Look-ups in a table: embeddings, and bags of embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def embedding(
     **_: Any,
 ) -> Tensor:
     """Rows of a table; the row at ``padding_idx`` gets no gradient."""
-    return _look_up(call, weight, input, padding_idx)
+    return look_up(call, weight, input, padding_idx)
 
 
 @rule(torch.embedding)
@@ -31,30 +31,7 @@ def raw_embedding(
     call: Call, weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any, **_: Any
 ) -> Tensor:
     """The native form of :func:`embedding`; a negative ``padding_idx`` means none."""
-    return _look_up(call, weight, indices, padding_idx if padding_idx >= 0 else None)
-
-
-@rule(torch.index_select, Tensor.index_select)
-def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Rows of a parameter along its first dimension."""
-    if dim % input.ndim != 0 or not call.is_managed(input):
-        raise call.refuse("only rows of a parameter can be selected by data", "Use dim=0", input)
-    return _look_up(call, input, index, None)
-
-
-@rule(Tensor.__getitem__)
-def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
-    """``parameter[ids]`` with an integer tensor of data."""
-    if isinstance(index, tuple) and all(part == slice(None) for part in index[1:]):
-        index = index[0]
-    integral = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
-    if not call.is_managed(input) or not integral:
-        raise call.refuse(
-            "a parameter can be indexed by data only with one integer tensor",
-            "Use torch.nn.functional.embedding, or index with constants",
-            input,
-        )
-    return _look_up(call, input, index, None)
+    return look_up(call, weight, indices, padding_idx if padding_idx >= 0 else None)
 
 
 @rule(F.embedding_bag)
@@ -89,13 +66,14 @@ def embedding_bag(
             per_sample_weights = F.pad(per_sample_weights, (0, 1))[places]
     if padding_idx is not None:
         valid = valid & input.ne(padding_idx % weight.shape[0])
-    vectors = _look_up(call, weight, input, padding_idx)
+    vectors = look_up(call, weight, input, padding_idx)
     if per_sample_weights is not None:
         vectors = vectors * per_sample_weights.unsqueeze(-1)
     return _reduce_bags(vectors, valid, mode)
 
 
-def _look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+def look_up(call: Call, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+    """Rows ``ids`` of a table; the one at ``padding`` gets no gradient."""
     if not call.is_managed(table):
         raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
     padding = None if padding is None else padding % table.shape[0]

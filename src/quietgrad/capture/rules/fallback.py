@@ -1,0 +1,252 @@
+"""Operations without a rule: their vector-Jacobian product, one sample at a time.
+
+The gradient of a sample's loss with respect to an operation's output is zero but for the rows of
+that sample; probes have established which rows these are. So a sample's gradient of a parameter is
+the operation's own vector-Jacobian product with all other rows set to zero. This is exact for any
+differentiable operation, whatever it does with its arguments, and costs one backward pass of the
+operation for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from quietgrad.capture.call import Call, is_differentiable
+from quietgrad.capture.layout import Layout
+from quietgrad.errors import UnsupportedOperationError
+from quietgrad.factors.base import Dense, Factor, content_of
+
+_FLOATS_AT_ONCE = 2**22
+_AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the same operation, run twice
+
+REMEDY = (
+    "Freeze the parameter (requires_grad_(False)), or express it with supported operations: "
+    "linear, matmul, einsum, convolutions, embeddings, indexing, normalizations, and elementwise "
+    "or broadcast arithmetic"
+)
+
+
+def run_per_sample(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation on parameters and data for which there is no rule."""
+    _refuse_unfit(call, args, kwargs)
+    if call.writes_in_place:
+        before = args[0].clone()  # what is written to is needed as it was
+        result = _run(call, _OutOfPlace(call.function), (before, *args[1:]), kwargs)
+        return args[0].copy_(result)
+    return _run(call, call.function, args, kwargs)
+
+
+@dataclass(frozen=True)
+class _OutOfPlace:
+    """A function that would write to its first argument, on a copy of that."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, written: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.function(written.clone(), *args, **kwargs)
+
+
+def _run(
+    call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    leaves, structure = tree_flatten((args, kwargs))
+    leaves = [call.own_copies(leaf) for leaf in leaves]
+    values = [call.value(leaf) for leaf in leaves]
+    states = _random_states(values)
+    inner_args, inner_kwargs = tree_unflatten(values, structure)
+    result = function(*inner_args, **inner_kwargs)
+    managed = [place for place, leaf in enumerate(leaves) if call.is_managed(leaf)]
+    if not managed:
+        return result
+    if any(not torch.equal(*pair) for pair in zip(states, _random_states(values), strict=True)):
+        raise call.refuse("it draws random numbers, and no rule captures it", REMEDY, *leaves)
+    outputs, shape = tree_flatten(result)
+    if not any(isinstance(output, Tensor) for output in outputs):
+        raise call.refuse(
+            "no rule captures what is computed here from parameter and data", REMEDY, *leaves
+        )
+    call.prefix = "per-sample fallback: "
+    places = tuple(place for place, value in enumerate(values) if isinstance(value, Tensor))
+    tensors = [values[place] for place in places]
+    # Tensors are kept by autograd, which may drop and recompute them (checkpointing).
+    rest = tuple(None if isinstance(value, Tensor) else value for value in values)
+    operation = _Operation(function, rest, structure, places, _autocast_of(tensors))
+    for number, output in enumerate(outputs):
+        if not isinstance(output, Tensor) or not is_differentiable(output):
+            continue
+        own = output.clone()  # the operation may need its output as it is, or have returned a view
+        content = content_of(own)
+        uses = [(leaves[p], _vjp(call, leaves, operation, p, number, content)) for p in managed]
+        label = str(number) if number else ""
+        outputs[number] = call.watch(
+            own, uses, saved=tensors, dims=own.ndim, label=label, takes_complex=True
+        )
+    return tree_unflatten(outputs, shape)
+
+
+def _refuse_unfit(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    if call.writes_in_place and (not args or call.is_managed(args[0])):
+        raise call.refuse(
+            "a trainable parameter is changed in place", "Use the out-of-place operation", *tensors
+        )
+    if call.name == "__set__" or kwargs.get("out") is not None:
+        raise call.refuse(
+            "no rule captures this operation on a trainable parameter together with data",
+            REMEDY,
+            *tensors,
+        )
+    if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
+        raise call.refuse("no rule captures it with sparse or nested tensors", REMEDY, *tensors)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """A function with its arguments; the tensors among them are put in when it runs."""
+
+    function: Callable[..., Any]
+    values: tuple[Any, ...]
+    structure: Any
+    places: tuple[int, ...]
+    precision: tuple[str, torch.dtype] | None
+
+    def run(self, tensors: Sequence[Tensor], number: int) -> Tensor:
+        """Output ``number`` for these tensors."""
+        values = list(self.values)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            values[place] = tensor
+        args, kwargs = tree_unflatten(values, self.structure)
+        with torch.enable_grad(), _as_then(self.precision):
+            output: Tensor = tree_flatten(self.function(*args, **kwargs))[0][number]
+        return output
+
+
+def _autocast_of(tensors: Sequence[Tensor]) -> tuple[str, torch.dtype] | None:
+    """The kind of device and the type that operations are computed in, under autocast."""
+    kind = tensors[0].device.type
+    return (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+
+
+def _as_then(precision: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
+    """In the precision of the forward pass; the backward pass runs outside of autocast."""
+    if precision is None:
+        return nullcontext()
+    kind, dtype = precision
+    return torch.autocast(kind, dtype, cache_enabled=False)
+
+
+def _vjp(
+    call: Call,
+    leaves: Sequence[Any],
+    operation: _Operation,
+    place: int,
+    number: int,
+    content: Tensor,
+) -> Callable[..., Factor]:
+    unlike = call.refuse(
+        "run again on the same arguments it does not give the same output, so that the gradient "
+        "of each sample cannot be computed",
+        "Make it depend on nothing but its arguments, or write it with torch's own operations",
+        *leaves,
+    )
+    failed = call.refuse(
+        "torch cannot differentiate it with respect to the parameter", REMEDY, *leaves
+    )
+    return partial(
+        _factor,
+        operation=operation,
+        place=operation.places.index(place),
+        number=number,
+        content=content,
+        errors=(unlike, failed),
+    )
+
+
+def _factor(
+    layout: Layout,
+    grad: Tensor,
+    *tensors: Tensor,
+    operation: _Operation,
+    place: int,
+    number: int,
+    content: Tensor,
+    errors: tuple[UnsupportedOperationError, UnsupportedOperationError],
+) -> Factor:
+    """The gradient of the tensor at ``place``, through output ``number``."""
+    unlike, failed = errors
+    given = [tensor.detach() for tensor in tensors]
+    given[place] = source = given[place].clone().requires_grad_()
+    try:
+        output = operation.run(given, number)
+    except RuntimeError as error:
+        raise failed from error
+    if not _is_close(content_of(output), content):
+        raise unlike
+    if not output.requires_grad:
+        return Dense(source.new_zeros(layout.batch, *source.shape).detach())
+    at_once = max(1, _FLOATS_AT_ONCE // max(1, grad.numel()))
+    parts = [
+        _pull(output, source, _rows_of_each(layout, grad, range(start, start + at_once)), failed)
+        for start in range(0, layout.batch, at_once)
+    ]
+    return Dense(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+
+def _pull(
+    output: Tensor, source: Tensor, cotangents: Tensor, failed: UnsupportedOperationError
+) -> Tensor:
+    """All at once where every operation on the way can be batched, otherwise one by one."""
+
+    def pull(cotangent: Tensor, *, batched: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(
+            output,
+            source,
+            cotangent.to(output.dtype),
+            retain_graph=True,
+            is_grads_batched=batched,
+            allow_unused=True,
+        )
+        lead = cotangent.shape[:1] if batched else ()
+        return source.new_zeros(*lead, *source.shape) if gradient is None else gradient
+
+    try:
+        return pull(cotangents, batched=True)
+    except RuntimeError:
+        try:
+            return torch.stack([pull(cotangent, batched=False) for cotangent in cotangents])
+        except RuntimeError as error:
+            raise failed from error
+
+
+def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:
+    """For each of some samples the gradient with all rows of others set to zero."""
+    if layout.batch == 1:
+        return grad.unsqueeze(0)
+    owners = layout.sample_of(grad.shape[layout.dim], grad.device)
+    chosen = torch.arange(samples.start, min(samples.stop, layout.batch), device=grad.device)
+    mask = owners == chosen[:, None]
+    shape = [len(chosen), *[1] * grad.ndim]
+    shape[layout.dim + 1] = len(owners)
+    # Not a product: rows of a sample that is not finite must not reach others.
+    return torch.where(mask.view(shape), grad, grad.new_zeros(()))
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = _AGREEMENT.get(found.dtype, 0.05)
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _random_states(values: Sequence[Any]) -> list[Tensor]:
+    """Of the generators that an operation on these values would draw from."""
+    devices = {value.device for value in values if isinstance(value, Tensor)}
+    return [torch.get_rng_state()] + [
+        torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"
+    ]

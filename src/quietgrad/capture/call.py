@@ -120,8 +120,13 @@ class Call:
         """What makes the backward pass reach a site, though nothing else may."""
         return self._tape.token
 
-    def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
-        """A managed tensor broadcast to ``shape``; each sample gets its own gradient."""
+    def source(
+        self, tensor: Tensor, shape: Sequence[int], label: str = "", dims: int | None = None
+    ) -> Tensor:
+        """A managed tensor broadcast to ``shape``; each sample gets its own gradient.
+
+        The samples are in one of the first ``dims`` dimensions, of all by default.
+        """
         shape = torch.Size(shape)
         derived = self._tape.derived(tensor)
         if derived and derived.broadcast_from is not None:
@@ -129,12 +134,12 @@ class Call:
             derived = self._tape.derived(tensor)
         lookup = derived.lookup if derived else None
         if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
-            tensor_used, dims = lookup.table, len(shape) - 1
+            tensor_used, dims = lookup.table, len(shape) - 1 if dims is None else dims
             ids = lookup.ids.expand(shape[:-1])
             padding, table = lookup.padding, lookup.table
             make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
         else:
-            tensor_used, dims = tensor, len(shape)
+            tensor_used, dims = tensor, len(shape) if dims is None else dims
             make = partial(_unbroadcast, shape=tensor.shape)
         target = self._target_of(tensor_used)
         assert target is not None

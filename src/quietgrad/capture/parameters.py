@@ -339,8 +339,9 @@ def _is_compared(buffer: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its memory begins; 0 if it has none of its own, as sparse and nested ones."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    """Where its memory begins; 0 if it has none of its own, as sparse, nested and mapped ones."""
+    is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not is_mapped
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 

@@ -81,7 +81,7 @@ class Capture:
         self._layouts, self._provenance = LayoutTable(), Provenance(model)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
-        self._interception = Interception(self._mode.handle_custom)
+        self._interception = Interception(self._mode.handle_hidden)
         self._model, self._devices = model, find_devices(model)
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False

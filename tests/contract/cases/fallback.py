@@ -1,5 +1,7 @@
 """Operations without a rule, and what no mode sees: differentiated sample by sample."""
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import eye, nn, randn
@@ -162,3 +164,61 @@ case(
 def _filled(x, value):
     x[:, 0].fill_(value)
     return x
+
+
+def _with_bias(bias: torch.Tensor, x: torch.Tensor):
+    return torch.tanh(bias + x) * x
+
+
+with warnings.catch_warnings(action="ignore"):
+    _scripted = torch.jit.script(_with_bias)
+
+
+def _mapped(name, function, **parts):
+    """A case of a function that is mapped over the samples."""
+    case(
+        f"vmap-{name}",
+        lambda: (
+            Net(
+                lambda m, x: torch.vmap(lambda row: function(m, row))(x),
+                **{key: make() for key, make in parts.items()},
+            ),
+            randn(B, 7, 5),
+        ),
+    )
+
+
+case(
+    "scripted-function",
+    lambda: (
+        Net(lambda m, x: _scripted(m.b, m.f(x)), f=nn.Linear(5, 3), b=randn(3)),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "scripted-function-of-parameters-alone",
+    lambda: (Net(lambda m, x: F.linear(x, _scripted(m.w, m.w)), w=randn(3, 5)), randn(B, 7, 5)),
+)
+_mapped("matmul", lambda m, x: x @ m.w, w=lambda: randn(5, 3))
+_mapped(
+    "layers",
+    lambda m, x: m.n(m.f(x).tanh()),
+    f=lambda: nn.Linear(5, 3),
+    n=lambda: nn.LayerNorm(3),
+)
+_mapped("derived-weight", lambda m, x: x @ m.w.exp(), w=lambda: randn(5, 3))
+_mapped(
+    "gradient",
+    lambda m, x: torch.func.grad(lambda y: (y @ m.w).tanh().sum())(x),
+    w=lambda: randn(5, 3),
+)
+_mapped(
+    "jacobian",
+    lambda m, x: torch.func.jacrev(lambda y: m.f(y).tanh())(x[0]),
+    f=lambda: nn.Linear(5, 3),
+)
+_mapped(
+    "derivative-along-a-direction",
+    lambda m, x: torch.func.jvp(lambda y: m.f(y).tanh(), (x,), (torch.ones_like(x),))[1],
+    f=lambda: nn.Linear(5, 3),
+)

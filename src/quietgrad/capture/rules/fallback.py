@@ -240,8 +240,11 @@ def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
-    tolerance = _AGREEMENT.get(found.dtype, 0.05)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    """Whether sums and norms differ by no more than a share of the norm."""
+    if not expected.isfinite().all():
+        return torch.equal(found.isfinite(), expected.isfinite())
+    allowed = _AGREEMENT.get(found.dtype, 0.05) * expected[1]
+    return bool(((found - expected).abs() <= allowed).all())
 
 
 def _random_states(values: Sequence[Any]) -> list[Tensor]:

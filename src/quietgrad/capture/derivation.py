@@ -69,11 +69,6 @@ def run_on_entries(
         return call.function(*inner_args, **inner_kwargs), sources
 
 
-def is_for_samples(tensor: Tensor, batch: int) -> bool:
-    """Whether a constant seems to be made for what is written to it for each sample."""
-    return batch == 1 or batch in tensor.shape[:2]
-
-
 def _entries(
     tape: Tape, managed: list[tuple[Tensor, Target]]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:

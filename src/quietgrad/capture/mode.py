@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.compare import tensors_in
-from quietgrad.capture.derivation import derive, is_for_samples, run_on_entries
+from quietgrad.capture.derivation import derive, run_on_entries
 from quietgrad.capture.interception import (
     Handle,
     HiddenFunction,
@@ -57,6 +57,7 @@ class CaptureMode(TorchFunctionMode):
         self._parameters, self._current_tape = parameters, tape
         self._on_refusal = on_refusal
         self._open: dict[int, Target] = {}  # constants that parameters are being written to
+        self._written: dict[tuple[str, torch.Size], int] = {}  # the first batch with such a one
 
     def __torch_function__(
         self,
@@ -124,7 +125,7 @@ class CaptureMode(TorchFunctionMode):
         if operation.ignores_data or all(tape.is_constant(t) for t in data):
             managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
             if operation.writes_in_place and self._is_writable(args[0], tape):
-                if not is_for_samples(args[0], tape.batch):
+                if not self._is_for_samples(args[0], tape.batch):
                     return self._write_constant(call, tape, args, kwargs, managed)
             elif not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
                 return derive(call, tape, args, kwargs, managed)
@@ -138,6 +139,14 @@ class CaptureMode(TorchFunctionMode):
         """Whether it is a constant, to which at most parameters were written, and nothing read."""
         target = self._target_of(tensor, tape)
         return target is None or self._open.get(id(tensor)) is target
+
+    def _is_for_samples(self, tensor: Tensor, batch: int) -> bool:
+        """Whether a constant seems to be made for what is written to it for each sample.
+
+        One that has the same shape in batches of different sizes is not.
+        """
+        first = self._written.setdefault((self._path, tensor.shape), batch)
+        return batch == 1 or (first == batch and batch in tensor.shape[:2])
 
     def _write_constant(
         self,

@@ -167,7 +167,14 @@ def captured_backward(
 
 def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:
     """The number of losses, from a first run that leaves no trace."""
-    with preserve_state(model):
-        losses = closure()
+    try:
+        with preserve_state(model):
+            losses = closure()
+    except RuntimeError as error:
+        error.add_note(
+            "The closure was run without gradients first, to count its losses: it must not compute "
+            "gradients itself."
+        )
+        raise
     check_losses(losses)
     return len(losses)

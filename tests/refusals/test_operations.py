@@ -16,7 +16,9 @@ from .helpers import (
     Net,
     assert_exact,
     assert_exact_or_refused,
+    assert_exact_steps,
     assert_refused,
+    attach,
     samples,
     squares,
 )
@@ -111,6 +113,20 @@ def written_by_mask(x, value):
 def test_exact(name):
     assert_exact(Net(EXACT[name]), squares, samples(4))
     assert_exact(Net(EXACT[name]), squares, samples(3))
+
+
+class Product(torch.autograd.Function):
+    """``x * w`` with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
 
 
 class Noisy(torch.autograd.Function):
@@ -225,6 +241,55 @@ def test_frozen_parameters_may_be_used_in_any_way():
     model = Net(lambda net, x: net.last(x) + torch.cdist(x, net.table).sum(1, keepdim=True))
     model.table.requires_grad_(False)
     assert_exact(model, squares, samples(4))
+
+
+def square_matrix(net):
+    """A matrix that is written entry by entry, and may be of the size of a batch."""
+    matrix = torch.zeros(FEATURES, FEATURES, dtype=torch.float64)
+    matrix[0, 1:] = net.vector[1:]
+    matrix[1, 2] = net.scalar
+    return matrix - matrix.mT
+
+
+def token_first(net, x):
+    tokens = x.new_zeros(len(x), 2, FEATURES)
+    tokens[:, 0] = net.vector
+    tokens[:, 1] = net.first(x)
+    return tokens
+
+
+TRAINED = {
+    "no rule": lambda net, x: torch.cdist(net.first(x), net.table),
+    "no rule, samples second": lambda net, x: torch.cdist(x[None], net.table)[0],
+    "a custom function": lambda net, x: Product.apply(net.first(x), net.vector),
+    "selected columns": lambda net, x: net.matrix[:, x.argmax(1)].T * x,
+    "written to zeros": token_first,
+    "vmap": lambda net, x: torch.vmap(lambda row: net.first(row) * net.vector)(x),
+    "stacked copies": lambda net, x: torch.stack([net.matrix] * len(x)) @ x[:, :, None],
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_with_batches_of_any_size_is_exact(name):
+    x = samples(6)
+    assert_exact_steps(Net(TRAINED[name]), lambda step: (x + step,), steps=6, count=6, batch_size=3)
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_a_matrix_of_parameters(count):
+    assert_exact(Net(lambda net, x: x @ square_matrix(net)), squares, samples(count))
+
+
+def test_a_matrix_of_parameters_of_the_size_of_a_batch_is_refused_or_known_from_others():
+    model = Net(lambda net, x: x @ square_matrix(net))
+    assert not assert_exact_or_refused(model, squares, samples(FEATURES))
+    engine = attach(model, samples(8), physical_batch_size=5)
+    sizes = []
+    for (rows,) in next(engine.batches()):
+        sizes.append(len(rows))
+        engine.backward(squares(model, rows))
+    assert sizes == [5, FEATURES]
+    engine.step()
 
 
 CHANGED_IN_PLACE = {

@@ -4,7 +4,8 @@ The gradient of a sample's loss with respect to an operation's output is zero bu
 that sample; probes have established which rows these are. So a sample's gradient of a parameter is
 the operation's own vector-Jacobian product with all other rows set to zero. This is exact for any
 differentiable operation, whatever it does with its arguments, and costs one backward pass of the
-operation for each sample.
+operation for each sample. One of torch's own that gives the same rows for a sample alone is run on
+each sample by itself, which costs no more than one pass in all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietgrad.capture.call import Call, is_differentiable
+from quietgrad.capture.interception import HiddenFunction
 from quietgrad.capture.layout import Layout
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors.base import Dense, Factor, content_of
@@ -78,7 +80,8 @@ def _run(
     tensors = [values[place] for place in places]
     # Tensors are kept by autograd, which may drop and recompute them (checkpointing).
     rest = tuple(None if isinstance(value, Tensor) else value for value in values)
-    operation = _Operation(function, rest, structure, places, _autocast_of(tensors))
+    shared = tuple(places.index(place) for place in managed)
+    operation = _Operation(function, rest, structure, places, shared, _autocast_of(tensors))
     for number, output in enumerate(outputs):
         if not isinstance(output, Tensor) or not is_differentiable(output):
             continue
@@ -110,13 +113,28 @@ def _refuse_unfit(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class _Operation:
-    """A function with its arguments; the tensors among them are put in when it runs."""
+    """A function with its arguments; the tensors among them are put in when it runs.
+
+    Attributes:
+        function: what is run.
+        values: its arguments and the values of keywords in a row, None for tensors.
+        structure: how they are arranged.
+        places: of tensors among the values.
+        shared: which of the tensors are parameters, and not data.
+        precision: of autocast, if it is on.
+    """
 
     function: Callable[..., Any]
     values: tuple[Any, ...]
     structure: Any
     places: tuple[int, ...]
+    shared: tuple[int, ...]
     precision: tuple[str, torch.dtype] | None
+
+    @property
+    def is_torchs_own(self) -> bool:
+        """Whether it is no function of the user's, which may do anything."""
+        return not isinstance(self.function, HiddenFunction)
 
     def run(self, tensors: Sequence[Tensor], number: int) -> Tensor:
         """Output ``number`` for these tensors."""
@@ -192,6 +210,9 @@ def _factor(
         raise unlike
     if not output.requires_grad:
         return Dense(source.new_zeros(layout.batch, *source.shape).detach())
+    alone = _pull_alone(operation, given, place, number, output, layout, grad)
+    if alone is not None:
+        return Dense(alone)
     at_once = max(1, _FLOATS_AT_ONCE // max(1, grad.numel()))
     parts = [
         _pull(output, source, _rows_of_each(layout, grad, range(start, start + at_once)), failed)
@@ -224,6 +245,56 @@ def _pull(
             return torch.stack([pull(cotangent, batched=False) for cotangent in cotangents])
         except RuntimeError as error:
             raise failed from error
+
+
+def _pull_alone(
+    operation: _Operation,
+    given: Sequence[Tensor],
+    place: int,
+    number: int,
+    output: Tensor,
+    layout: Layout,
+    grad: Tensor,
+) -> Tensor | None:
+    """The gradients of samples that are run one by one; None if that is not the same.
+
+    Data are tensors with as many rows as the output. The rows of every sample must be those that it
+    has in the batch, and all gradients together must be that of the batch.
+    """
+    rows = len(grad) if grad.ndim else 0
+    is_fit = operation.is_torchs_own and layout.dim == 0 and layout.major and layout.batch > 1
+    if not is_fit or rows % layout.batch:
+        return None
+    source, each = given[place], rows // layout.batch
+    shared = (*operation.shared, place)
+    gradients = []
+    try:
+        for start in range(0, rows, each):
+            own = slice(start, start + each)
+            part = operation.run(
+                [
+                    t[own] if i not in shared and t.ndim and len(t) == rows else t
+                    for i, t in enumerate(given)
+                ],
+                number,
+            )
+            if not _is_equal(part.detach(), output.detach()[own]):
+                return None
+            gradients.append(torch.autograd.grad(part, source, grad[own].to(part.dtype))[0])
+        (total,) = torch.autograd.grad(output, source, grad.to(output.dtype), retain_graph=True)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return None  # sizes of the whole batch among the arguments, or no gradient at all
+    stacked = torch.stack(gradients)
+    return stacked if _is_equal(stacked.sum(0), total, stacked.abs().sum(0)) else None
+
+
+def _is_equal(found: Tensor, expected: Tensor, sizes: Tensor | None = None) -> bool:
+    """Up to rounding, in terms of the largest of ``sizes``."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    sizes = expected.abs() if sizes is None else sizes
+    allowed = _AGREEMENT.get(sizes.dtype, 0.05) * (sizes.max() if sizes.numel() else 0.0)
+    return bool(((found - expected).abs() <= allowed).all())
 
 
 def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:

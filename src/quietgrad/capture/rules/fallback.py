@@ -213,12 +213,47 @@ def _factor(
     alone = _pull_alone(operation, given, place, number, output, layout, grad)
     if alone is not None:
         return Dense(alone)
+    gradients = _pull_rows(output, source, layout, grad, failed)
+    is_whole = layout.split(output.isfinite() & grad.isfinite(), 0).all(1)
+    spoiled = is_whole & ~_are_finite(gradients)
+    if spoiled.any():
+        # Zero times what is not a number is none either: others must not spoil these samples.
+        given = [
+            t if i in (place, *operation.shared) or not is_differentiable(t) else _fill(t)
+            for i, t in enumerate(given)
+        ]
+        filled = operation.run(given, number)
+        own = layout.split(filled.detach(), 0)[spoiled], layout.split(output.detach(), 0)[spoiled]
+        if not _is_equal(*own):
+            raise unlike
+        gradients = _pull_rows(filled, source, layout, grad.nan_to_num(0.0, 0.0, 0.0), failed)
+        gradients[~is_whole] = torch.nan
+    return Dense(gradients)
+
+
+def _pull_rows(
+    output: Tensor,
+    source: Tensor,
+    layout: Layout,
+    grad: Tensor,
+    failed: UnsupportedOperationError,
+) -> Tensor:
+    """The gradient of each sample, of whose rows alone the gradient is pulled back."""
     at_once = max(1, _FLOATS_AT_ONCE // max(1, grad.numel()))
     parts = [
         _pull(output, source, _rows_of_each(layout, grad, range(start, start + at_once)), failed)
         for start in range(0, layout.batch, at_once)
     ]
-    return Dense(torch.cat(parts) if len(parts) > 1 else parts[0])
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _are_finite(gradients: Tensor) -> Tensor:
+    return gradients.reshape(len(gradients), -1).isfinite().all(1)
+
+
+def _fill(tensor: Tensor) -> Tensor:
+    """With ones for what is not finite."""
+    return torch.where(tensor.isfinite(), tensor, torch.ones_like(tensor))
 
 
 def _pull(
@@ -285,16 +320,19 @@ def _pull_alone(
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None  # sizes of the whole batch among the arguments, or no gradient at all
     stacked = torch.stack(gradients)
+    if not total.isfinite().all():
+        return stacked  # a sample that is not finite: there is nothing to compare with
     return stacked if _is_equal(stacked.sum(0), total, stacked.abs().sum(0)) else None
 
 
 def _is_equal(found: Tensor, expected: Tensor, sizes: Tensor | None = None) -> bool:
-    """Up to rounding, in terms of the largest of ``sizes``."""
+    """Up to rounding, in terms of the largest of ``sizes``; what is not finite is so in both."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    sizes = expected.abs() if sizes is None else sizes
+    finite = expected.isfinite()
+    sizes = (expected.abs() if sizes is None else sizes).where(finite, 0.0)
     allowed = _AGREEMENT.get(sizes.dtype, 0.05) * (sizes.max() if sizes.numel() else 0.0)
-    return bool(((found - expected).abs() <= allowed).all())
+    return bool(((found - expected).abs() <= allowed).where(finite, ~found.isfinite()).all())
 
 
 def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:

@@ -54,8 +54,8 @@ class Gather(TensorFactor):
         values = scale_samples(self.values, weights).flatten(0, 1).to(total.dtype)
         if self.has_whole_rows:
             return total.index_add_(0, self.ids.flatten(), values.view(-1, *self.shape[1:]))
-        rows = total.reshape(self._rows, self.width)
-        return rows.index_add_(0, self.ids.flatten(), values).view(self.shape)
+        rows = values.new_zeros(self._rows, self.width).index_add_(0, self.ids.flatten(), values)
+        return total.add_(rows.view(self.shape))
 
     def materialize(self) -> Tensor:
         values = self.values.flatten(0, 1)

@@ -152,6 +152,12 @@ def test_torch_is_as_it_was_after_a_forward_also_one_that_failed():
     assert dict(vars(torch.autograd.function._SingleLevelFunction)) == before
 
 
+def test_a_compiled_function_runs_as_it_was_written():
+    compiled = torch.compile(lambda x, weight: (x * weight).tanh(), backend="eager")
+    assert_exact(Net(lambda net, x: compiled(net.first(x), net.vector)), squares, X)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_layer(backend):
     torch._dynamo.reset()

@@ -20,7 +20,6 @@ from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
-from quietgrad.errors import LossError
 from quietgrad.factors.base import Factor
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.reduction import ClippedReducer
@@ -74,7 +73,8 @@ def clipped_sum(
             the logarithm of the batch size. Which rows belong to which sample is always probed.
 
     Returns:
-        The sums by parameter, with per-sample norms and weights and the sensitivity.
+        The sums by parameter, with per-sample norms and weights and the sensitivity. Without
+        samples the sums are zero, and norms and weights have no rows.
     """
     function = clippings.resolve(clipping)
     groups = groupings.resolve(grouping, model, radius)
@@ -98,7 +98,10 @@ def clipped_sum(
 def per_sample_grads(
     model: nn.Module, closure: Callable[[], Tensor], *, verify: bool = True
 ) -> dict[str, Tensor]:
-    """Every sample's gradient, materialized: parameter name -> ``[B, *shape]``. Not private."""
+    """Every sample's gradient, materialized: parameter name -> ``[B, *shape]``. Not private.
+
+    Arguments are those of :func:`clipped_sum`. B is zero for an empty batch.
+    """
     materialized = captured_backward(model, closure, _Materializer, verify=verify)
     return {
         name: materialized.of(name, parameter)
@@ -153,9 +156,10 @@ def captured_backward(
     capture = Capture(model, thorough=verify)
     try:
         batch = _count_samples(model, closure)
-        capture.begin(batch, verify=verify)
         sink = make_sink(batch)
-        capture.backward(closure(), sink)
+        if batch:  # without samples there is nothing to add
+            capture.begin(batch, verify=verify)
+            capture.backward(closure(), sink)
         return sink
     finally:
         capture.detach()
@@ -163,12 +167,14 @@ def captured_backward(
 
 def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:
     """The number of losses, from a first run that leaves no trace."""
-    with preserve_state(model):
-        losses = closure()
-    check_losses(losses)
-    if not len(losses):
-        raise LossError(
-            "the closure returned no losses: a batch of no samples has no gradient to clip, so "
-            "leave it out (an engine's empty batches have no micro-batches)"
+    try:
+        with preserve_state(model):
+            losses = closure()
+    except RuntimeError as error:
+        error.add_note(
+            "The closure was run without gradients first, to count its losses: it must not compute "
+            "gradients itself."
         )
+        raise
+    check_losses(losses)
     return len(losses)

@@ -60,6 +60,15 @@ def gather() -> Made:
     return Gather(ids, values, SHAPE), grads
 
 
+def gathered_entries() -> Made:
+    ids, values = randint(SHAPE.numel(), (B, T)), randn(B, T, 1)
+    grads = torch.zeros(B, SHAPE.numel())
+    for sample in range(B):
+        for position in range(T):
+            grads[sample, ids[sample, position]] += values[sample, position, 0]
+    return Gather(ids, values, SHAPE), grads.view(B, *SHAPE)
+
+
 def conv(images: int = 1, groups: int = 1, stride: int = 1) -> Made:
     geometry = Geometry((stride,), (1,), (1,), (0,), groups, transposed=False)
     inputs = randn(B, images, 4 * groups, 8)
@@ -96,6 +105,9 @@ def combined(*makers: Callable[[], Made]) -> Made:
 
 KINDS: dict[str, Callable[[], Made]] = {
     "dense": dense,
+    "gathered-entries": gathered_entries,
+    "rows-and-entries": lambda: combined(gather, gathered_entries),
+    "outer-and-entries": lambda: combined(outer, gathered_entries),
     "outer": outer,
     "outer-one-position": lambda: outer(1),
     "outer-groups": grouped_outer,

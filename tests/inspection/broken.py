@@ -329,14 +329,14 @@ BROKEN = {
     "a list of losses": Broken(plain, numbers, "loss", ("got list",)),
     "no finite loss": Broken(plain, not_a_number, "loss", ("no loss is finite",)),
     "eval mode": Broken(lambda: plain().eval(), cross_entropy, "mode", ("model.train()",)),
-    "an operation without a rule": Broken(
-        lambda: Bilinear(), cross_entropy, "capture", ("cdist", "'prototypes'")
+    "an operation that cannot be captured": Broken(
+        lambda: SparseProduct(), cross_entropy, "capture", ("sparse_mm", "'prototypes'")
     ),
 }
 
 
-class Bilinear(nn.Module):
-    """Distances to prototypes."""
+class Prototypes(nn.Module):
+    """Distances to prototypes, for which there is no rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,3 +344,10 @@ class Bilinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return -torch.cdist(x, self.prototypes)
+
+
+class SparseProduct(Prototypes):
+    """Products with sparse data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(x.to_sparse(), self.prototypes.mT)

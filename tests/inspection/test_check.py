@@ -16,7 +16,7 @@ from quietgrad import inspection
 from quietgrad.inspection import Severity
 from quietgrad.inspection.subject import Copies
 
-from .broken import BROKEN, B, D, LastBatch, cross_entropy, data, plain
+from .broken import BROKEN, B, D, LastBatch, Prototypes, cross_entropy, data, plain
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,13 @@ def stock_models():
     """Of two implementations of attention, torch's own is checked by default."""
     for name in STOCK:
         yield pytest.param(name, marks=pytest.mark.slow if name.endswith("-eager") else ())
+
+
+def test_what_has_no_rule_is_listed():
+    report = qg.check(Prototypes(), data(), cross_entropy)
+    assert report.ok, str(report)
+    (coverage,) = report.coverage
+    assert coverage.operations == ("per-sample fallback: cdist in the model's own forward",)
 
 
 @pytest.mark.parametrize("name", [*stock_models()])

@@ -67,6 +67,21 @@ CLIPPING = [
         "tests/contract/test_cancellation.py",
     ),
     _fault(
+        "rows-of-each",
+        "In operations without a rule a sample gets the gradient of all rows.",
+        "mask = owners == chosen[:, None]",
+        "mask = owners >= 0 * chosen[:, None]",
+        "tests/contract/test_exact.py",
+        "fallback or custom",
+    ),
+    _fault(
+        "spoiled",
+        "In operations without a rule a sample that is not finite spoils the others.",
+        "if spoiled.any():",
+        "if False:",
+        "tests/contract/test_sensitivity.py",
+    ),
+    _fault(
         "bias",
         "Biases are not counted into the norm of their group.",
         "known + squares.to(known.device)",

@@ -237,8 +237,88 @@ def test_what_is_behind_an_activation_already_stays():
     assert not harden(model, order="activation-first").changes
 
 
+class NormAct(nn.BatchNorm2d):
+    """Normalization, dropout and activation in one class, as timm writes it."""
+
+    def __init__(self, channels: int, act: nn.Module, drop: nn.Module | None = None) -> None:
+        super().__init__(channels)
+        self.drop = nn.Identity() if drop is None else drop
+        self.act = act
+
+    def forward(self, x):
+        assert x.ndim == 4
+        return self.act(self.drop(super().forward(x)))
+
+
+class NormBehind(NormAct):
+    """The activation comes before the dropout, though it is registered later."""
+
+    def forward(self, x):
+        return self.drop(self.act(nn.BatchNorm2d.forward(self, x)))
+
+
 class OwnNorm(nn.BatchNorm2d):
-    pass
+    """Nothing but a name."""
+
+
+@pytest.mark.parametrize(
+    ("norm", "children"),
+    [
+        (OwnNorm(8), []),
+        (NormAct(8, nn.SiLU()), ["drop", "act"]),
+        (NormAct(8, nn.ReLU(inplace=True), nn.Dropout(0.5)), ["drop", "act"]),
+        (NormBehind(8, nn.Sigmoid(), nn.Dropout(0.5)), ["act", "drop"]),
+    ],
+    ids=["name-only", "activation", "dropout", "other-order"],
+)
+def test_what_a_subclass_adds_is_kept(norm, children):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Flatten(), nn.Linear(8 * 16, 3))
+    nn.init.normal_(norm.weight)
+    before = list(model.state_dict())
+    hardened = harden(model)
+    new = hardened.model[1]
+    assert isinstance(new, nn.GroupNorm)
+    assert list(new._modules) == children
+    kept = [name for name in before if "running" not in name and "batches" not in name]
+    assert list(hardened.model.state_dict()) == kept
+    assert hardened.changes[0].made
+    x = torch.randn(4, 8, 4, 4)
+    expected = nn.functional.group_norm(x, new.num_groups, norm.weight, norm.bias, norm.eps)
+    new.eval()
+    for name in children:
+        expected = getattr(new, name)(expected)
+    torch.testing.assert_close(new(x), expected)
+    assert list(model.state_dict()) == before
+    images = torch.randn(4, 3, 6, 6)
+    quietgrad.per_sample_grads(
+        hardened.model.eval(), lambda: hardened.model(images).square().sum(1)
+    )
+
+
+def test_an_activation_inside_of_a_normalization_can_be_replaced_but_not_moved():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), NormAct(8, nn.ReLU()))
+    hardened = harden(model, activation=nn.ELU, order="activation-first")
+    assert isinstance(hardened.model[1].act, nn.ELU)
+    assert "what follows it is part of the same module" in str(hardened)
+
+
+class FunctionAfter(nn.BatchNorm2d):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+class FunctionInTraining(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) * (2.0 if self.training else 1.0)
+
+
+class WithScale(nn.BatchNorm2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
 
 
 def with_a_forward() -> nn.Module:
@@ -258,13 +338,25 @@ def hooked() -> nn.Module:
     [
         (nn.SyncBatchNorm(4), "SyncBatchNorm '1' normalizes over several processes"),
         (nn.LazyBatchNorm2d(), "LazyBatchNorm2d '1' does not know its channels yet"),
-        (OwnNorm(4), "OwnNorm '1' is a class of its own"),
-        (parametrizations.weight_norm(nn.BatchNorm2d(4), dim=None), "'1' is a class of its own"),
+        (FunctionAfter(4), "FunctionAfter '1' computes something else than BatchNorm"),
+        (FunctionInTraining(4), "FunctionInTraining '1' computes something else"),
+        (WithScale(4), "WithScale '1' has 'scale' besides"),
+        (parametrizations.weight_norm(nn.BatchNorm2d(4), dim=None), "'parametrizations'"),
         (hooked(), "BatchNorm2d '1' has hooks"),
         (with_a_forward(), "BatchNorm2d '1' has a forward of its own"),
         (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d '1' keeps running"),
     ],
-    ids=["sync", "lazy", "own", "parametrized", "hooked", "forward", "instance"],
+    ids=[
+        "sync",
+        "lazy",
+        "function",
+        "in-training",
+        "scale",
+        "parametrized",
+        "hooked",
+        "forward",
+        "instance",
+    ],
 )
 def test_refusals_name_the_layer(norm, message):
     with pytest.raises(SampleMixingError, match=message):

@@ -102,16 +102,60 @@ def test_exact_or_refused(name):
         torch.testing.assert_close(found[parameter], expected)
 
 
-@pytest.mark.parametrize("name", ["autograd function", "no torch functions"])
-def test_what_autograd_reaches_is_refused(name):
-    model = Net(ESCAPES[name])
-    parameter = "'vector'" if name == "autograd function" else "'last.weight'"
-    assert_refused(model, squares, X, words=[parameter, "ordinary gradient"])
+def test_what_autograd_reaches_is_refused():
+    model = Net(ESCAPES["no torch functions"])
+    assert_refused(model, squares, X, words=["'last.weight'", "ordinary gradient"])
 
 
-def test_a_derived_tensor_in_a_custom_function_is_refused():
-    model = Net(ESCAPES["autograd function on a derived tensor"])
-    assert_refused(model, squares, X, words=["'vector'"])
+HIDDEN = ["autograd function", "autograd function on a derived tensor", "vmap over samples"]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_hides_from_a_mode_is_exact(name):
+    assert_exact(Net(ESCAPES[name]), squares, X)
+
+
+TRANSFORMED = {
+    "over a parameter": ESCAPES["vmap over a parameter"],
+    "over columns": lambda net, x: torch.vmap(lambda c: c[:, None] * net.vector, 1, 1)(x[:, :2]),
+    "a gradient of all samples": lambda net, x: torch.func.grad(
+        lambda y: (y * net.vector).sin().sum()
+    )(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformations_that_are_not_over_the_samples_are_refused_by_name(name):
+    parameter = "'matrix'" if name == "over a parameter" else "'vector'"
+    assert_refused(Net(TRANSFORMED[name]), squares, X, words=["torch.func", parameter])
+
+
+def test_a_vmap_over_as_many_columns_as_samples_is_refused():
+    def forward(net, x):
+        wide = torch.cat([x, x[:, :1]], 1)
+        return torch.vmap(lambda column: column * net.scalar, 1, 1)(wide)
+
+    assert_refused(Net(forward), squares, X, words=["samples are mixed", "'scalar'"])
+
+
+def test_torch_is_as_it_was_after_a_forward_also_one_that_failed():
+    apply, call = Scale.apply.__func__, torch.jit.ScriptFunction.__call__
+    before = dict(vars(torch.autograd.function._SingleLevelFunction))
+    model = Net(ESCAPES["autograd function"])
+    quietgrad.per_sample_grads(model, lambda: squares(model, X))
+    engine = attach(broken := Net(lambda net, x: net.first(x) / no_such_name), X)  # noqa: F821
+    with pytest.raises(NameError):
+        broken(*only_batch(engine))
+    engine.detach()
+    assert Scale.apply.__func__ is apply
+    assert torch.jit.ScriptFunction.__call__ == call
+    assert dict(vars(torch.autograd.function._SingleLevelFunction)) == before
+
+
+def test_a_compiled_function_runs_as_it_was_written():
+    compiled = torch.compile(lambda x, weight: (x * weight).tanh(), backend="eager")
+    assert_exact(Net(lambda net, x: compiled(net.first(x), net.vector)), squares, X)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

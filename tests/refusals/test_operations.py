@@ -16,7 +16,9 @@ from .helpers import (
     Net,
     assert_exact,
     assert_exact_or_refused,
+    assert_exact_steps,
     assert_refused,
+    attach,
     samples,
     squares,
 )
@@ -78,6 +80,26 @@ EXACT = {
         x * F.embedding(torch.tensor([0, 1, 2]), net.table, padding_idx=0)[None][:, 0]
         + x * F.embedding(torch.tensor([0, 1, 2]), net.table, padding_idx=0)[None][:, 1]
     ),
+    "cdist": lambda net, x: torch.cdist(x, net.table),
+    "inner": lambda net, x: torch.inner(x, net.matrix),
+    "tensordot": lambda net, x: torch.tensordot(x, net.matrix, dims=1),
+    "addmv": lambda net, x: torch.addmv(x.sum(1), x, net.vector)[:, None],
+    "multi_dot": lambda net, x: torch.linalg.multi_dot([x, net.matrix, net.matrix]),
+    "vecdot": lambda net, x: torch.linalg.vecdot(x, net.vector)[:, None],
+    "cross": lambda net, x: torch.linalg.cross(x, net.vector.expand_as(x)),
+    "kron": lambda net, x: torch.kron(x, net.vector),
+    "cosine": lambda net, x: F.cosine_similarity(x, net.vector, dim=1)[:, None],
+    "distance": lambda net, x: F.pairwise_distance(x, net.vector)[:, None],
+    "solve": lambda net, x: torch.linalg.solve(net.matrix, x.T).T,
+    "grid_sample": lambda net, x: F.grid_sample(
+        net.cube.expand(len(x), -1, -1, -1), x.tanh()[:, None, None, :2], align_corners=False
+    ),
+    "two indices": lambda net, x: net.matrix[x.argmax(1), x.argmin(1)][:, None],
+    "column by index": lambda net, x: net.matrix[:, x.argmax(1)].T,
+    "take": lambda net, x: torch.take(net.vector, x.argmax(1))[:, None],
+    "written to a column": lambda net, x: written_to_column(x, net.vector[0]),
+    "broadcast_tensors": lambda net, x: torch.mul(*torch.broadcast_tensors(x, net.vector)),
+    "type": lambda net, x: x * net.vector.type(torch.float64),
 }
 
 
@@ -93,38 +115,64 @@ def test_exact(name):
     assert_exact(Net(EXACT[name]), squares, samples(3))
 
 
+class Product(torch.autograd.Function):
+    """``x * w`` with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
+class Noisy(torch.autograd.Function):
+    """Draws for itself, so that running it again gives something else."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
+class Counted(torch.autograd.Function):
+    """Depends on how often it was called."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x, w):
+        Counted.calls += 1
+        ctx.save_for_backward(x, w)
+        return x * w * Counted.calls
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
 EITHER = {
-    "cdist": lambda net, x: torch.cdist(x, net.table),
-    "inner": lambda net, x: torch.inner(x, net.matrix),
-    "tensordot": lambda net, x: torch.tensordot(x, net.matrix, dims=1),
-    "addmv": lambda net, x: torch.addmv(x.sum(1), x, net.vector)[:, None],
     "addbmm": lambda net, x: torch.addbmm(
         net.matrix[:1], x[:, None], net.matrix.expand(len(x), -1, -1)
     ).expand(len(x), -1),
-    "multi_dot": lambda net, x: torch.linalg.multi_dot([x, net.matrix, net.matrix]),
-    "vecdot": lambda net, x: torch.linalg.vecdot(x, net.vector)[:, None],
-    "cross": lambda net, x: torch.linalg.cross(x, net.vector.expand_as(x)),
-    "kron": lambda net, x: torch.kron(x, net.vector),
-    "cosine": lambda net, x: F.cosine_similarity(x, net.vector, dim=1)[:, None],
-    "distance": lambda net, x: F.pairwise_distance(x, net.vector)[:, None],
-    "solve": lambda net, x: torch.linalg.solve(net.matrix, x.T).T,
-    "grid_sample": lambda net, x: F.grid_sample(
-        net.cube.expand(len(x), -1, -1, -1), x.tanh()[:, None, None, :2], align_corners=False
-    ),
     "maximum": lambda net, x: torch.max(x, net.vector),
     "row by row": lambda net, x: torch.stack([row * net.vector for row in x]),
     "layer row by row": lambda net, x: torch.stack([net.first(row) for row in x]),
-    "two indices": lambda net, x: net.matrix[x.argmax(1), x.argmin(1)][:, None],
-    "column by index": lambda net, x: net.matrix[:, x.argmax(1)].T,
-    "take": lambda net, x: torch.take(net.vector, x.argmax(1))[:, None],
     "masked_fill": lambda net, x: x.masked_fill(x > 0, net.scalar),
     "masked_scatter": lambda net, x: x.masked_scatter(x > 0, net.vector.expand_as(x)),
     "index_put": lambda net, x: x.index_put((torch.zeros(1, dtype=torch.long),), net.vector),
-    "written to a column": lambda net, x: written_to_column(x, net.vector[0]),
     "class weights": lambda net, x: F.cross_entropy(
         x, x.argmax(1), weight=net.vector.exp(), reduction="none"
     )[:, None],
-    "broadcast_tensors": lambda net, x: torch.mul(*torch.broadcast_tensors(x, net.vector)),
     "meshgrid": lambda net, x: x * torch.meshgrid(net.vector, net.vector, indexing="ij")[0][0],
     "several at once": lambda net, x: x * torch._foreach_mul([net.vector, net.table], 2.0)[0],
     "several with data": lambda net, x: torch._foreach_mul([x, x], [net.vector, net.vector])[0],
@@ -139,7 +187,6 @@ EITHER = {
         x.view(1, -1, 1), net.vector.view(-1, 1, 1).repeat(len(x), 1, 1), groups=x.numel()
     ).view_as(x),
     "bucketize": lambda net, x: torch.bucketize(x, net.vector.sort().values) * net.first(x),
-    "type": lambda net, x: x * net.vector.type(torch.float64),
     "numpy": lambda net, x: net.first(x * float(net.vector.detach().numpy()[0])),
     "new_tensor": lambda net, x: net.first(x) * net.vector.new_tensor([1.0, 2.0, 3.0]),
     "as constants": lambda net, x: net.first(x) * torch.tensor(net.vector.tolist()).double(),
@@ -159,29 +206,33 @@ def test_exact_or_refused(name):
         assert_exact_or_refused(Net(EITHER[name]), squares, samples(count))
 
 
-@pytest.mark.parametrize(
-    ("name", "operation", "parameter"),
-    [
-        ("cdist", "cdist", "table"),
-        ("solve", "linalg_solve", "matrix"),
-        ("cosine", "cosine_similarity", "vector"),
-        ("column by index", "__getitem__", "matrix"),
-        ("written to a column", "__setitem__", "vector"),
-        ("class weights", "cross_entropy", "vector"),
-    ],
-)
-def test_a_refusal_names_operation_parameter_and_place(name, operation, parameter):
-    error = UnsupportedOperationError
-    words = [operation, f"'{parameter}'", "the model's own forward", "Use"]
-    if name in ("cdist", "solve", "cosine", "class weights"):
-        words[-1] = "Freeze"
-    assert_refused(Net(EITHER[name]), squares, samples(4), error=error, words=words)
+REFUSED = {
+    "class weights": ("cross_entropy", EITHER["class weights"], "vector"),
+    "sparse data": (
+        "_sparse_mm",
+        lambda net, x: torch.sparse.mm(x.to_sparse(), net.matrix),
+        "matrix",
+    ),
+    "a draw": ("Noisy.apply", lambda net, x: Noisy.apply(x, net.vector), "vector"),
+    "another result each time": (
+        "Counted.apply",
+        lambda net, x: Counted.apply(x, net.vector),
+        "vector",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_operation_parameter_and_place(name):
+    operation, forward, parameter = REFUSED[name]
+    words = [operation, f"'{parameter}'", "the model's own forward"]
+    assert_refused(Net(forward), squares, samples(4), error=UnsupportedOperationError, words=words)
 
 
 def test_a_refusal_names_the_module():
-    inner = Net(lambda net, x: torch.cdist(x, net.table))
+    inner = Net(REFUSED["sparse data"][1])
     model = torch.nn.Sequential(torch.nn.Linear(3, 3).double(), inner)
-    words = ["module '1'", "'1.table'", "cdist"]
+    words = ["module '1'", "'1.matrix'", "sparse"]
     assert_refused(model, squares, samples(4), error=UnsupportedOperationError, words=words)
 
 
@@ -190,6 +241,55 @@ def test_frozen_parameters_may_be_used_in_any_way():
     model = Net(lambda net, x: net.last(x) + torch.cdist(x, net.table).sum(1, keepdim=True))
     model.table.requires_grad_(False)
     assert_exact(model, squares, samples(4))
+
+
+def square_matrix(net):
+    """A matrix that is written entry by entry, and may be of the size of a batch."""
+    matrix = torch.zeros(FEATURES, FEATURES, dtype=torch.float64)
+    matrix[0, 1:] = net.vector[1:]
+    matrix[1, 2] = net.scalar
+    return matrix - matrix.mT
+
+
+def token_first(net, x):
+    tokens = x.new_zeros(len(x), 2, FEATURES)
+    tokens[:, 0] = net.vector
+    tokens[:, 1] = net.first(x)
+    return tokens
+
+
+TRAINED = {
+    "no rule": lambda net, x: torch.cdist(net.first(x), net.table),
+    "no rule, samples second": lambda net, x: torch.cdist(x[None], net.table)[0],
+    "a custom function": lambda net, x: Product.apply(net.first(x), net.vector),
+    "selected columns": lambda net, x: net.matrix[:, x.argmax(1)].T * x,
+    "written to zeros": token_first,
+    "vmap": lambda net, x: torch.vmap(lambda row: net.first(row) * net.vector)(x),
+    "stacked copies": lambda net, x: torch.stack([net.matrix] * len(x)) @ x[:, :, None],
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_with_batches_of_any_size_is_exact(name):
+    x = samples(6)
+    assert_exact_steps(Net(TRAINED[name]), lambda step: (x + step,), steps=6, count=6, batch_size=3)
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_a_matrix_of_parameters(count):
+    assert_exact(Net(lambda net, x: x @ square_matrix(net)), squares, samples(count))
+
+
+def test_a_matrix_of_parameters_of_the_size_of_a_batch_is_refused_or_known_from_others():
+    model = Net(lambda net, x: x @ square_matrix(net))
+    assert not assert_exact_or_refused(model, squares, samples(FEATURES))
+    engine = attach(model, samples(8), physical_batch_size=5)
+    sizes = []
+    for (rows,) in next(engine.batches()):
+        sizes.append(len(rows))
+        engine.backward(squares(model, rows))
+    assert sizes == [5, FEATURES]
+    engine.step()
 
 
 CHANGED_IN_PLACE = {

@@ -61,6 +61,7 @@ class Call:
     ) -> None:
         self.function = function
         self.recapture = recapture
+        self.prefix = ""  # of the operation's name in lists of what was captured
         self._tape, self._frame, self._target_of = tape, frame, target_of
         self._ordinals: dict[str, int] = {}
 
@@ -91,6 +92,7 @@ class Call:
         dims: int,
         label: str = "",
         reads: tuple[Tensor, Tensor] | None = None,
+        takes_complex: bool = False,
     ) -> Tensor:
         """Record the factors of the managed tensors in ``uses`` when ``output``'s gradient arrives.
 
@@ -102,10 +104,10 @@ class Call:
         if site is None:
             return output
         site.reads = reads
-        if output.is_complex():
+        if output.is_complex() and not takes_complex:
             raise self.refuse(
-                "complex products are not supported",
-                "Use real parameters and elementwise operations",
+                "its rule does not know complex numbers",
+                "Use elementwise operations, matmul or einsum",
                 *(tensor for tensor, _ in uses),
             )
         return self._tape.tap_output(output, site, [tensor.detach() for tensor in saved])
@@ -121,8 +123,13 @@ class Call:
         """What makes the backward pass reach a site, though nothing else may."""
         return self._tape.token
 
-    def source(self, tensor: Tensor, shape: Sequence[int], label: str = "") -> Tensor:
-        """A managed tensor broadcast to ``shape``; each sample gets its own gradient."""
+    def source(
+        self, tensor: Tensor, shape: Sequence[int], label: str = "", dims: int | None = None
+    ) -> Tensor:
+        """A managed tensor broadcast to ``shape``; each sample gets its own gradient.
+
+        The samples are in one of the first ``dims`` dimensions, of all by default.
+        """
         shape = torch.Size(shape)
         derived = self._tape.derived(tensor)
         if derived and derived.broadcast_from is not None:
@@ -130,12 +137,12 @@ class Call:
             derived = self._tape.derived(tensor)
         lookup = derived.lookup if derived else None
         if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
-            tensor_used, dims = lookup.table, len(shape) - 1
+            tensor_used, dims = lookup.table, len(shape) - 1 if dims is None else dims
             ids = lookup.ids.expand(shape[:-1])
             padding, table = lookup.padding, lookup.table
             make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
         else:
-            tensor_used, dims = tensor, len(shape)
+            tensor_used, dims = tensor, len(shape) if dims is None else dims
             make = partial(sum_to_shape, shape=tensor.shape)
         target = self._target_of(tensor_used)
         assert target is not None
@@ -166,10 +173,11 @@ class Call:
                 "captured. Checkpoint a module that owns the parameter, as in "
                 "checkpoint(self.block, x, use_reentrant=False)."
             )
+        operation = self.prefix + self.name
         if names not in self._ordinals:
-            self._ordinals[names] = self._frame.seen[self.name, names]
-            self._frame.seen[self.name, names] += 1
-        key = SiteKey(self._frame.path, self.name, names, self._ordinals[names], label, len(shape))
+            self._ordinals[names] = self._frame.seen[operation, names]
+            self._frame.seen[operation, names] += 1
+        key = SiteKey(self._frame.path, operation, names, self._ordinals[names], label, len(shape))
         return self._tape.add_site(key, shape, range(dims), uses)
 
     def _where(self) -> str:
@@ -198,6 +206,11 @@ def gather_rows(
 def sum_to_shape(layout: Layout, grad: Tensor, *_: Tensor, shape: torch.Size) -> Factor:
     """The factor of a tensor of this shape, which was broadcast."""
     return Dense(layout.unbroadcast(to_float32(grad), shape))
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether gradients of it exist."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def as_computed(tensor: Tensor, output: Tensor) -> Tensor:

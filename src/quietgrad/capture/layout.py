@@ -67,12 +67,15 @@ class Layout:
         samples, each = torch.arange(self.batch, device=device), rows // self.batch
         return samples.repeat_interleave(each) if self.major else samples.repeat(each)
 
-    def spread(self, factors: Tensor, like: Tensor) -> Tensor:
-        """One factor for each sample as a tensor to multiply ``like`` with."""
+    def owner_of(self, like: Tensor) -> Tensor:
+        """The sample of each entry of ``like``, in a shape that can be broadcast to its own."""
         shape = [1] * like.ndim
         shape[self.dim] = like.shape[self.dim]
-        by_row = factors.to(like.device, like.dtype)[self.sample_of(shape[self.dim], like.device)]
-        return by_row.view(shape)
+        return self.sample_of(shape[self.dim], like.device).view(shape)
+
+    def spread(self, factors: Tensor, like: Tensor) -> Tensor:
+        """One factor for each sample as a tensor to multiply ``like`` with."""
+        return factors.to(like.device, like.dtype)[self.owner_of(like)]
 
     def is_refuted(self, grad: Tensor, seeds: Tensor, whole: Tensor | None = None) -> bool:
         """Whether this gradient of losses times ``seeds[B]`` cannot be if rows lie like this.

@@ -1,43 +1,41 @@
-"""Watches torch operations while a model's forward runs, and captures those on parameters.
-
-Computation on parameters alone (weight standardization, weight_norm, parametrizations, transposes,
-slices, low-rank products) is run unchanged: the result is an ordinary tensor with an autograd graph
-that ends at the tape's entries. A rule that later uses it gives the factor of the result, and
-:class:`quietgrad.factors.Pulled` takes it back.
-"""
+"""Watches torch operations while a model's forward runs, and captures those on parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.compare import tensors_in
+from quietgrad.capture.derivation import derive, run_on_entries
+from quietgrad.capture.interception import (
+    Handle,
+    HiddenFunction,
+    add_samples,
+    find_vmap,
+    leave_transforms,
+    unwrap,
+)
 from quietgrad.capture.operations import classify, find_rule
 from quietgrad.capture.parameters import (
     Derived,
-    Lookup,
     ParameterTable,
-    ParameterTarget,
     Target,
-    aligned_sizes,
     is_spread_over_samples,
 )
-from quietgrad.capture.refusals import (
-    check_operation,
-    check_write,
-    refuse_transforms,
-    refuse_unusual_layouts,
-)
-from quietgrad.errors import QuietgradError, UnsupportedOperationError
+from quietgrad.capture.refusals import check_operation, check_write, refuse_unusual_layouts
+from quietgrad.capture.rules.fallback import run_per_sample
+from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
     from quietgrad.capture.tape import Tape
@@ -58,6 +56,8 @@ class CaptureMode(TorchFunctionMode):
         self.frames: list[Frame] = []
         self._parameters, self._current_tape = parameters, tape
         self._on_refusal = on_refusal
+        self._open: dict[int, Target] = {}  # constants that parameters are being written to
+        self._written: dict[tuple[str, torch.Size], int] = {}  # the first batch with such a one
 
     def __torch_function__(
         self,
@@ -72,12 +72,26 @@ class CaptureMode(TorchFunctionMode):
             self._on_refusal(error)  # a model may catch it and go on
             raise
 
+    def handle_hidden(self) -> Handle | None:
+        """What runs functions that hide from a mode, while this one is on."""
+        return self._run_hidden if self in _get_current_function_mode_stack() else None
+
+    def _run_hidden(
+        self, function: HiddenFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tape = self._current_tape()
+        if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+        # As torch calls a mode: it is off for what the function does itself.
+        with _pop_mode_temporarily():
+            return self.__torch_function__(function, (), args, kwargs)
+
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operation = classify(func)
         if operation.is_metadata:
             return func(*args, **kwargs)
-        check_operation(func, args, kwargs, self._path)
         tape = self._current_tape()
+        check_operation(func, args, kwargs, self._path, partial(self._is_free_of_data, tape=tape))
         if operation.is_hook or func == _SET_DATA:
             return self._hook_or_write(func, args, kwargs, tape)
         tape.functions.add(func)
@@ -85,32 +99,118 @@ class CaptureMode(TorchFunctionMode):
             tape.reads_numbers = True
         tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
         targets = [self._target_of(tensor, tape) for tensor in tensors]
+        if torch._C._are_functorch_transforms_active():
+            self._refuse_mapped(func, tensors, tape)
         if not any(targets) or not torch.is_grad_enabled():
             return self._run_plain(func, args, kwargs, tensors, targets, tape)
         if operation.ignores_data and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
-        call = self._call(func, tape)
-        refuse_transforms(call, tensors)
+        return self._run_on_parameters(func, args, kwargs, tensors, targets, tape)
+
+    def _run_on_parameters(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        targets: list[Target | None],
+        tape: Tape,
+    ) -> Any:
+        operation, call = classify(func), self._call(func, tape)
+        if torch._C._are_functorch_transforms_active():
+            return self._run_transformed(call, args, kwargs, tensors, tape)
+        for tensor in tensors[operation.writes_in_place :] if self._open else ():
+            self._open.pop(id(tensor), None)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
         managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
         shape = managed[0][0].shape if operation.is_arithmetic else None
         if operation.ignores_data or all(tape.is_constant_beside(t, shape) for t in data):
-            if not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
-                return _derive(call, tape, args, kwargs, managed)
+            if operation.writes_in_place and self._is_writable(args[0], tape):
+                if not self._is_for_samples(args[0], tape.batch):
+                    return self._write_constant(call, tape, args, kwargs, managed)
+            elif not any(is_spread_over_samples(g, tape.batch) for _, g in managed):
+                return derive(call, tape, args, kwargs, managed)
             args, kwargs = tree_map(call.own_copies, (args, kwargs))
             if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
                 return func(*args, **kwargs)
-        rule = find_rule(func)
-        if rule is None:
+        refuse_unusual_layouts(call, tensors)
+        rule = find_rule(func, is_complex=any(t.is_complex() for t in tensors)) or run_per_sample
+        return rule(call, *args, **kwargs)
+
+    def _is_writable(self, tensor: Any, tape: Tape) -> bool:
+        """Whether it is a constant, to which at most parameters were written, and nothing read."""
+        target = self._target_of(tensor, tape)
+        return target is None or self._open.get(id(tensor)) is target
+
+    def _is_for_samples(self, tensor: Tensor, batch: int) -> bool:
+        """Whether a constant seems to be made for what is written to it for each sample.
+
+        One that has the same shape in batches of different sizes is not.
+        """
+        first = self._written.setdefault((self._path, tensor.shape), batch)
+        return batch == 1 or (first == batch and batch in tensor.shape[:2])
+
+    def _write_constant(
+        self,
+        call: Call,
+        tape: Tape,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        managed: list[tuple[Tensor, Target]],
+    ) -> Any:
+        """Write parameters to a constant: it becomes a tensor computed from them."""
+        written: Tensor = args[0]
+        if (name := tape.provenance.name_in_model(written)) is not None:
             raise call.refuse(
-                "no rule captures this operation on a trainable parameter together with data",
-                "Freeze the parameter (requires_grad_(False)), or express it with supported "
-                "operations: linear, matmul, einsum, convolutions, embeddings, normalizations, "
-                "and elementwise or broadcast arithmetic",
+                f"buffer '{name}' is changed in place to something trainable",
+                "Write to a clone of it",
+                *(tensor for tensor, _ in managed),
+            )
+        output, sources = run_on_entries(call, tape, args, kwargs, managed)
+        derived = Derived(written, sources)
+        tape.add_derived(derived)
+        self._open[id(written)] = derived
+        return output
+
+    def _refuse_mapped(self, func: Callable[..., Any], tensors: list[Tensor], tape: Tape) -> None:
+        """Parameters that a transformation was given as arguments, such as a stacked ensemble."""
+        inner = [own for tensor in tensors if (own := unwrap(tensor)) is not tensor]
+        if torch.is_grad_enabled() and any(self._target_of(own, tape) for own in inner):
+            raise self._call(func, tape).refuse(
+                "a transformation of torch.func is applied to the parameter, in which gradients "
+                "cannot be told apart",
+                "Write it without torch.func: as a loop, or with einsum over stacked weights",
+                *inner,
+            )
+
+    def _run_transformed(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        tape: Tape,
+    ) -> Any:
+        """Inside of ``torch.vmap`` over the samples each has its own copy of a parameter."""
+        level = find_vmap(tape.batch)
+        if level is None:
+            raise call.refuse(
+                "it runs inside of a transformation of torch.func, the outermost of which is not a "
+                f"vmap over the {tape.batch} samples: their gradients cannot be told apart",
+                "Write it without torch.func, or with vmap over the samples around everything",
                 *tensors,
             )
-        refuse_unusual_layouts(call, tensors)
-        return rule(call, *args, **kwargs)
+        labels = iter(range(1000))
+
+        def copy(leaf: Any) -> Any:
+            if not call.is_managed(leaf):
+                return leaf
+            with leave_transforms():
+                own = call.source(leaf, (tape.batch, *leaf.shape), f"vmap {next(labels)}", dims=1)
+            return add_samples(own, level)
+
+        args, kwargs = tree_map(copy, (args, kwargs))
+        return call.function(*args, **kwargs)
 
     def _hook_or_write(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tape: Tape
@@ -144,6 +244,12 @@ class CaptureMode(TorchFunctionMode):
         if type(value) is not Tensor and isinstance(value, nn.Parameter):
             return self._parameters.target(value) if value.requires_grad else None
         return tape.derived(value)
+
+    def _is_free_of_data(self, value: Any, tape: Tape) -> bool:
+        """Whether a tensor was computed from parameters and what is known to be constant."""
+        return self._target_of(value, tape) is not None or (
+            isinstance(value, Tensor) and tape.provenance.is_known_constant(value)
+        )
 
     def _run_plain(
         self,
@@ -184,136 +290,3 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)
     return found
-
-
-# -- computation on parameters alone -------------------------------------------------------------
-
-
-def _derive(
-    call: Call,
-    tape: Tape,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    managed: list[tuple[Tensor, Target]],
-) -> Any:
-    """Run an operation on parameters and constants alone; its results are managed tensors."""
-    if call.writes_in_place and managed[0][0] is args[0]:
-        raise call.refuse(
-            "a tensor computed from trainable parameters is changed in place",
-            "Use the out-of-place operation",
-            args[0],
-        )
-    if call.writes_in_place and (call.function is Tensor.__setitem__ or args[0]._is_view()):
-        raise call.refuse(
-            "trainable parameters are written in place into a part of another tensor",
-            "Build that tensor out of place: torch.stack, torch.cat or torch.where",
-            *(tensor for tensor, _ in managed),
-        )
-    if _is_tiled_over_samples(call.function, args, tape.batch):
-        return call.source(args[0], (tape.batch, *args[0].shape)).flatten(0, 1)
-    sources, replaced = _entries(tape, managed)
-    inner_args, inner_kwargs = tree_map(lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
-    # Kept out of activation checkpointing: pulling back must not trigger a recomputation.
-    with torch.enable_grad(), saved_tensors_hooks(_with_version, _if_unchanged):
-        output = call.function(*inner_args, **inner_kwargs)
-    lookup = _lookup(call.function, args, kwargs, managed)
-    template = Derived(
-        torch.empty(0),
-        sources,
-        isometric=_is_isometric(call.function, args, managed, lookup),
-        lookup=lookup,
-        broadcast_from=_broadcast_source(call.function, args, output),
-    )
-    return tree_map(lambda leaf: _register(tape, leaf, template), output)
-
-
-def _entries(
-    tape: Tape, managed: list[tuple[Tensor, Target]]
-) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    sources: dict[str, Tensor] = {}
-    replaced: dict[int, Tensor] = {}
-    for tensor, target in managed:
-        if isinstance(target, Derived):
-            sources.update(target.sources)
-        elif isinstance(target, ParameterTarget):
-            replaced[id(tensor)] = sources[target.name] = tape.entry(target.name, tensor)
-    return sources, replaced
-
-
-def _register(tape: Tape, leaf: Any, template: Derived) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    if not leaf.requires_grad:
-        tape.provenance.note([leaf], constant=True)
-        return leaf
-    return tape.add_derived(replace(template, tensor=leaf))
-
-
-def _is_isometric(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    managed: list[tuple[Tensor, Target]],
-    lookup: Lookup | None,
-) -> bool:
-    if len(managed) != 1:
-        return False
-    target = managed[0][1]
-    if isinstance(target, Derived) and not target.isometric:
-        return False
-    if function is Tensor.__getitem__:
-        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return all(p is None or p is Ellipsis or type(p) in (int, slice) for p in parts)
-    if lookup is not None:
-        distinct = lookup.ids.unique().numel() == lookup.ids.numel()
-        return distinct and lookup.padding is None
-    return classify(function).is_isometric
-
-
-def _lookup(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    managed: list[tuple[Tensor, Target]],
-) -> Lookup | None:
-    if function is not F.embedding or len(managed) != 1:
-        return None
-    given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
-    table, padding = managed[0][0], given.get("padding_idx")
-    if given["weight"] is not table:
-        return None
-    return Lookup(table, given["input"], None if padding is None else padding % table.shape[0])
-
-
-def _is_tiled_over_samples(function: Callable[..., Any], args: tuple[Any, ...], batch: int) -> bool:
-    """Whether a table with several rows is repeated as a whole, once per sample."""
-    if function is not Tensor.repeat or batch == 1:
-        return False
-    sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
-    whole = len(sizes) == args[0].ndim and all(size == 1 for size in sizes[1:])
-    return whole and sizes[0] == batch and args[0].shape[0] > 1
-
-
-def _broadcast_source(
-    function: Callable[..., Any], args: tuple[Any, ...], output: Any
-) -> Tensor | None:
-    """The managed tensor that was repeated along dimensions of size one (a class token)."""
-    if not classify(function).is_expanding:
-        return None
-    source: Tensor = args[0]
-    grown = [b for b, a in aligned_sizes(source.shape, output.shape) if a != b]
-    return source if all(size == 1 for size in grown) else None
-
-
-def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
-    """Without its graph: an operation that saves its own output would keep itself alive."""
-    return tensor.detach(), tensor._version
-
-
-def _if_unchanged(saved: tuple[Tensor, int]) -> Tensor:
-    tensor, version = saved
-    if tensor._version != version:
-        raise UnsupportedOperationError(
-            f"a tensor of shape {tuple(tensor.shape)} was changed in place after trainable "
-            "parameters had been combined with it. Use the out-of-place operation."
-        )
-    return tensor

@@ -14,22 +14,30 @@ Rule = Callable[..., Any]
 RuleT = TypeVar("RuleT", bound=Rule)
 
 _RULES: dict[TorchFunction, Rule] = {}
+_RULES_FOR_COMPLEX: dict[TorchFunction, Rule] = {}
 
 
-def rule(*functions: TorchFunction) -> Callable[[RuleT], RuleT]:
-    """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation."""
+def rule(*functions: TorchFunction, takes_complex: bool = False) -> Callable[[RuleT], RuleT]:
+    """Register a rule: called as ``rule(call, *args, **kwargs)`` in place of the operation.
+
+    Args:
+        functions: the operations.
+        takes_complex: whether it is exact for complex tensors, too.
+    """
 
     def register(function: RuleT) -> RuleT:
         for operation in functions:
             _RULES[operation] = function
+            if takes_complex:
+                _RULES_FOR_COMPLEX[operation] = function
         return function
 
     return register
 
 
-def find_rule(function: TorchFunction) -> Rule | None:
+def find_rule(function: TorchFunction, *, is_complex: bool = False) -> Rule | None:
     """The rule for a torch operation, if there is one."""
-    return _RULES.get(function)
+    return (_RULES_FOR_COMPLEX if is_complex else _RULES).get(function)
 
 
 def variants(names: Iterable[str]) -> list[TorchFunction]:
@@ -66,7 +74,7 @@ _METADATA = frozenset(
     getattr(Tensor, name)
     for name in (
         "size dim ndimension numel nelement stride storage_offset element_size is_contiguous "
-        "is_floating_point is_complex get_device data_ptr untyped_storage type requires_grad_ "
+        "is_floating_point is_complex get_device data_ptr untyped_storage requires_grad_ "
         "__len__ __repr__ __format__ __hash__ is_same_size"
     ).split()
 )
@@ -79,8 +87,8 @@ _ISOMETRIC = frozenset(
     variants(
         "view reshape transpose permute t swapaxes swapdims movedim moveaxis unsqueeze squeeze "
         "flatten unflatten chunk split split_with_sizes unbind select narrow contiguous clone "
-        "view_as reshape_as adjoint ravel tensor_split vsplit hsplit to type_as float double half "
-        "bfloat16".split()
+        "view_as reshape_as adjoint ravel tensor_split vsplit hsplit to type type_as float double "
+        "half bfloat16".split()
     )
 )
 # Their tensor arguments give a type or a shape only.

@@ -166,10 +166,14 @@ class OwnedLayout(Layout):
         is_sorted = (owners[1:] >= owners[:-1]).all() and (owners >= 0).all()
         return len(self.dims) == 1 and bool(is_sorted)
 
+    def owner_of(self, like: Tensor) -> Tensor:
+        """The sample of each entry of ``like``, or -1, in a shape that can be broadcast."""
+        shape = [like.shape[dim] if dim in self.dims else 1 for dim in range(like.ndim)]
+        return self.owners.to(like.device).view(shape)
+
     def spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """One factor for each sample as a tensor to multiply ``like`` with."""
-        shape = [like.shape[dim] if dim in self.dims else 1 for dim in range(like.ndim)]
-        return factors.to(like.device, like.dtype)[self.owners.clamp_min(0)].view(shape)
+        return factors.to(like.device, like.dtype)[self.owner_of(like).clamp_min(0)]
 
     def rows_of(self, tensor: Tensor) -> Tensor:
         """``[rows, *other dims]``."""

@@ -124,6 +124,7 @@ class ParameterTable:
         self._model = model
         self._canonical = _canonical_names(model)
         self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
+        self._first = {id(parameter): name for name, parameter in self.trainable().items()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -161,12 +162,15 @@ class ParameterTable:
         return name if getattr(module, attribute, None) is parameter else None
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
-        self._holders = {
-            id(p): (module, attribute, self._canonical.get(f"{path}.{attribute}".lstrip("."), ""))
-            for path, module in self._model.named_modules()
-            for attribute, p in module._parameters.items()
-            if p is not None
-        }
+        self._holders = {}
+        for path, module in self._model.named_modules():
+            for attribute, held in module._parameters.items():
+                name = self._canonical.get(f"{path}.{attribute}".lstrip("."), "")
+                # One that is lent to another module (torch.func.functional_call) is its owner's.
+                if held is not None and (
+                    id(held) not in self._holders or self._first.get(id(held)) == name
+                ):
+                    self._holders[id(held)] = module, attribute, name
         return self._name_of(parameter) or None
 
 
@@ -349,8 +353,9 @@ def _is_compared(buffer: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its memory begins; 0 if it has none of its own, as sparse and nested ones."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    """Where its memory begins; 0 if it has none of its own, as sparse, nested and mapped ones."""
+    is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not is_mapped
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 

@@ -98,7 +98,11 @@ def refuse_unusable(model: nn.Module) -> None:
                 "before attaching."
             )
         if parameter.requires_grad and not parameter.is_floating_point():
-            raise TrainableSetError(f"parameter '{name}' is complex: only real ones are supported")
+            raise TrainableSetError(
+                f"parameter '{name}' is complex: noise and clipping are for real ones only. Keep "
+                "its real and imaginary parts, nn.Parameter(torch.view_as_real(values)), and use "
+                "torch.view_as_complex(parameter) in the forward."
+            )
     refuse_hooks({name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
@@ -168,24 +172,22 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
 
 
 def check_operation(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], path: str
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    path: str,
+    is_free_of_data: Callable[[Any], bool] = lambda value: False,
 ) -> None:
-    """Refuse ``function`` if, called like this, it combines samples or records raw data."""
+    """Refuse ``function`` if, called like this, it combines samples or records raw data.
+
+    Statistics of what ``is_free_of_data`` (weights that are standardized) tell nothing of samples.
+    """
     if found := _CHECKS.get(function):
         checker, names = found
-        checker(dict(zip(names, args, strict=False)) | kwargs, _name_module(path))
-
-
-def refuse_transforms(call: Call, tensors: Sequence[Tensor]) -> None:
-    """Operations on parameters inside of torch.func, where samples cannot be told apart."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise call.refuse(
-            "it runs inside of a transform of torch.func (vmap, grad, jvp, jacrev and the like), "
-            "which hides what becomes of the samples",
-            "Compute with the whole batch instead (matmul, einsum, broadcasting), or apply the "
-            "transform where no trainable parameter is used",
-            *tensors,
-        )
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        has_statistics = checker in (_check_batch_norm, _check_instance_norm)
+        if not (has_statistics and is_free_of_data(arguments.get("input"))):
+            checker(arguments, _name_module(path))
 
 
 def refuse_unusual_layouts(call: Call, tensors: Sequence[Tensor]) -> None:

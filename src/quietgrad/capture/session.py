@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from quietgrad.capture.call import Frame
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.draws import RandomState, find_devices
+from quietgrad.capture.interception import Interception
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.model_state import AttributeWatch, ModelState, preserve_state
@@ -83,6 +84,7 @@ class Capture:
         self._layouts, self._provenance = LayoutTable(), Provenance(model)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
+        self._interception = Interception(self._mode.handle_hidden)
         self._model, self._devices = model, find_devices(model)
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
@@ -101,6 +103,10 @@ class Capture:
                 module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True),
                 module.register_forward_hook(hook, with_kwargs=True, always_call=True),
             )
+
+    def _switch_off(self) -> None:
+        remove_mode(self._mode)
+        self._interception.stop()
 
     def detach(self) -> None:
         """Remove every hook: the model is as it was."""
@@ -134,7 +140,7 @@ class Capture:
         None if no samples are out. With ``verify`` the coming backward pass first verifies that
         samples are independent, also as they were put together by ``collation``.
         """
-        remove_mode(self._mode)
+        self._switch_off()
         self._is_capturing = self._is_paused = self._is_repeating = False
         if batch is None:
             self._weights.end()
@@ -250,6 +256,7 @@ class Capture:
             self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
             self._is_capturing = True
             self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._interception.start()
         if not has_gradients and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes |= not outermost or _is_trainable(module)
@@ -267,7 +274,7 @@ class Capture:
             frames.pop()
         captured = self._is_capturing
         if captured and not frames:
-            remove_mode(self._mode)
+            self._switch_off()
             self._is_capturing = False
             failed = output is None and sys.exception() is not self._handled
             call, self._call = self._call, None
@@ -304,7 +311,7 @@ class Capture:
         try:
             yield self._tape
         finally:
-            remove_mode(self._mode)
+            self._switch_off()
             self._mode.frames.clear()
             self._tape.close()
             self._tape, self._is_capturing, self._is_repeating = own, False, False

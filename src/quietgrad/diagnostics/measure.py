@@ -19,7 +19,7 @@ from quietgrad._checks import require_count
 from quietgrad.capture.model_state import preserve_state
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.records import Averaged, Measurement, Spread
-from quietgrad.errors import EngineStateError
+from quietgrad.errors import EngineStateError, LossError
 from quietgrad.factors.base import Factor
 from quietgrad.functional import captured_backward
 from quietgrad.grouping.base import Group, Grouping
@@ -107,10 +107,14 @@ def gather(
     function = clippings.resolve(clipping)
     groups = groupings.resolve(grouping, model, radius)
     budget = require_count("memory_budget", memory_budget, at_least=1)
+
+    def gatherer(batch: int) -> Gatherer:
+        if not batch:
+            raise LossError("the closure returned no losses: a batch of no samples has no geometry")
+        return Gatherer(groups, function, batch, budget)
+
     with preserve_gradients(model):
-        gathered = captured_backward(
-            model, closure, lambda batch: Gatherer(groups, function, batch, budget), verify=verify
-        )
+        gathered = captured_backward(model, closure, gatherer, verify=verify)
     gathered.finish()
     return gathered
 

@@ -170,7 +170,7 @@ class TensorFactor(Factor):
 def content_of(tensor: Tensor) -> Tensor:
     """A sum and a norm, which hardly any write leaves unchanged."""
     values = tensor.detach()
-    values = torch.view_as_real(values) if values.is_complex() else values
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     values = values if values.is_floating_point() else values.double()
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
 

@@ -115,7 +115,9 @@ def dot(left: Factor, right: Factor) -> Tensor:
     if isinstance(left, Gather) and isinstance(right, Outer):
         left, right = right, left
     if isinstance(left, Outer) and isinstance(right, Gather) and left.groups == 1:
-        return _outer_dot_gather(left, right)
+        if right.has_whole_rows:
+            return _outer_dot_gather(left, right)
+        return _materialized_dot(left, right)
     if isinstance(left, Pulled) and isinstance(right, Pulled) and disjoint(left, right):
         return torch.zeros(left.batch, device=left.device, dtype=left.dtype)
     return _materialized_dot(left, right)
@@ -146,7 +148,9 @@ def _kind_of(factor: Factor) -> object:
         return Outer, factor.groups
     if isinstance(factor, Conv):
         return Conv, factor.geometry, factor.inputs.shape[2:], factor.grads.shape[2:]
-    return type(factor) if isinstance(factor, (Gather, Dense, Routed)) else id(factor)
+    if isinstance(factor, Gather):
+        return Gather, factor.width
+    return type(factor) if isinstance(factor, (Dense, Routed)) else id(factor)
 
 
 def _merge(uses: Sequence[Factor]) -> Factor:

@@ -23,34 +23,45 @@ from quietgrad.factors.base import (
 class Gather(TensorFactor):
     """``gradient_i[ids[i, t]] += values[i, t]`` with ``ids[B, T]``, ``values[B, T, width]``.
 
-    ``shape`` is that of the table; everything behind its first dimension is flattened in
-    ``values``. Norms cost one pass over the values: equal ids of a sample are added up first, so
-    nothing grows with T squared and nothing cancels.
+    ``shape`` is that of the table, and ids count its rows: stretches of ``width`` entries in a row.
+    That is everything behind its first dimension, or less where entries are looked up one by one.
+    Norms cost one pass over the values: equal ids of a sample are added up first, so nothing grows
+    with T squared and nothing cancels.
     """
 
     def __init__(self, ids: Tensor, values: Tensor, shape: torch.Size) -> None:
         self.ids, self.values = ids, to_float32(values)
         self.batch, self.shape = ids.shape[0], shape
+        self.width = values.shape[2]
+        self._rows = shape.numel() // max(1, self.width)
         super().__init__(self.values, self.ids)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether ids count the first dimension of the table."""
+        return self._rows == self.shape[0]
 
     def sq_norm(self) -> Tensor:
         keys, inverse = self._keys().unique(return_inverse=True)
         values = self.values.flatten(0, 1)
         rows = values.new_zeros(len(keys), values.shape[1]).index_add_(0, inverse, values)
         squares = vector_norm(rows, dim=1).square()
-        totals = squares.new_zeros(self.batch).index_add_(0, keys // self.shape[0], squares)
+        totals = squares.new_zeros(self.batch).index_add_(0, keys // self._rows, squares)
         return cover_rounding(totals, self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.add_weighted_sum(weights, self.values.new_zeros(self.shape))
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
-        values = scale_samples(self.values, weights).reshape(-1, *self.shape[1:])
-        return total.index_add_(0, self.ids.flatten(), values.to(total.dtype))
+        values = scale_samples(self.values, weights).flatten(0, 1).to(total.dtype)
+        if self.has_whole_rows:
+            return total.index_add_(0, self.ids.flatten(), values.view(-1, *self.shape[1:]))
+        rows = values.new_zeros(self._rows, self.width).index_add_(0, self.ids.flatten(), values)
+        return total.add_(rows.view(self.shape))
 
     def materialize(self) -> Tensor:
         values = self.values.flatten(0, 1)
-        table = values.new_zeros(self.batch * self.shape[0], values.shape[1])
+        table = values.new_zeros(self.batch * self._rows, values.shape[1])
         return table.index_add_(0, self._keys(), values).view(self.batch, *self.shape)
 
     def signature(self) -> Hashable:
@@ -77,5 +88,5 @@ class Gather(TensorFactor):
         return Cost(size + 2.0 * self.values.numel(), size)
 
     def _keys(self) -> Tensor:
-        offsets = torch.arange(self.batch, device=self.ids.device) * self.shape[0]
+        offsets = torch.arange(self.batch, device=self.ids.device) * self._rows
         return (self.ids + offsets[:, None]).flatten()

@@ -16,6 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietgrad._checks import require_choice, require_count
 from quietgrad.errors import SampleMixingError
+from quietgrad.nn.rebuilding import NormThen, find_additions
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ _RECTIFIERS = (
     *(nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
 )
 _ELSEWHERE = "its place is fixed by the code that calls it, not by a Sequential"
+_WITHIN = "what follows it is part of the same module"
 _ALONE = "it does not stand between a convolution or linear layer and an activation"
 _MOST_GROUPS = 32
 _LEAST_CHANNELS = 4  # in a group: one alone, on a map of one pixel, would be normalized to zero
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def harden(
@@ -90,9 +91,11 @@ def harden(
     """A copy of a network with GroupNorm for BatchNorm, and what was changed in it.
 
     Scales and shifts are carried over; statistics of the data, which BatchNorm keeps, are not, and
-    a trained network has to be trained on. What ``forward`` calls as a function (``F.relu``,
-    ``F.batch_norm``), and modules in a plain list, which are no part of the model for torch either,
-    are not seen: `quietgrad.check` says whether the result is fit.
+    a trained network has to be trained on. Of a subclass of BatchNorm the modules that run after
+    the normalization (dropout, an activation) are kept; one that does something else is refused by
+    name. What ``forward`` calls as a function (``F.relu``, ``F.batch_norm``), and modules in a
+    plain list, which are no part of the model for torch either, are not seen: `quietgrad.check`
+    says whether the result is fit.
 
     Args:
         model: any network; it is left as it was.
@@ -140,7 +143,13 @@ def _group_norm(groups: int | None, path: str, module: nn.Module) -> nn.GroupNor
             f"{_named(path, module)}. Pass a divisor of the channels of every layer, or none"
         )
     count = groups or _default_groups(module)
-    norm = nn.GroupNorm(count, channels, eps=module.eps, affine=False)
+    additions = find_additions(module)
+    assert isinstance(additions, dict)  # what cannot be rebuilt was refused
+    norm: nn.GroupNorm = (
+        NormThen(count, channels, module.eps, additions)
+        if additions
+        else nn.GroupNorm(count, channels, eps=module.eps, affine=False)
+    )
     norm.affine = module.affine
     norm.weight, norm.bias = module.weight, module.bias  # themselves, so that what is tied stays so
     return norm
@@ -196,16 +205,14 @@ def _why_not_replaceable(module: nn.Module) -> str:
         )
     if isinstance(module, _LazyNormBase) or not module.num_features:
         return "does not know its channels yet: run a batch through the model first"
-    if type(module) not in _BATCH_NORMS:
-        return (
-            "is a class of its own that may do more than BatchNorm: put a GroupNorm in its place "
-            "yourself"
-        )
     if "forward" in vars(module):
         return "has a forward of its own, which would be lost: remove it"
     if _has_hooks(module):
         return "has hooks, which no GroupNorm would run: remove them"
-    return ""
+    additions = find_additions(module)
+    return (
+        f"{additions}: put a GroupNorm in its place yourself" if isinstance(additions, str) else ""
+    )
 
 
 def _named(path: str, module: nn.Module) -> str:
@@ -236,7 +243,8 @@ def _described(module: nn.Module) -> str:
         return f"{type(module).__name__}({module.num_features} channels)"
     if isinstance(module, nn.GroupNorm):
         groups = f"{module.num_groups} group{'s' if module.num_groups > 1 else ''}"
-        return f"GroupNorm({groups}, {module.num_channels} channels)"
+        then = "".join(f", then {child!r}" for child in module.children())
+        return f"GroupNorm({groups}, {module.num_channels} channels){then}"
     return repr(module)
 
 
@@ -268,8 +276,8 @@ def _activations_first(model: nn.Module) -> list[Change]:
             seen |= set(module)
     for path, module in model.named_modules():
         if isinstance(module, nn.GroupNorm) and module not in settled:
-            what = _described(module)
-            changes.append(Change(path, what, what, _ALONE if module in seen else _ELSEWHERE))
+            what, why = _described(module), _ALONE if module in seen else _ELSEWHERE
+            changes.append(Change(path, what, what, _WITHIN if any(module.children()) else why))
     return changes
 
 

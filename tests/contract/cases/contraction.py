@@ -135,3 +135,76 @@ case(
         randn(B, 7, 5),
     ),
 )
+
+_product("einsum-diagonal", lambda w, x: einsum("ii,bi->b", w, x), (5, 5), (5,))
+_product("einsum-diagonal-of-data", lambda w, x: einsum("bii,ij->bj", x, w), (5, 3), (5, 5))
+_product("einsum-diagonal-ellipsis", lambda w, x: einsum("...ii,...ij->...j", w, x), (5, 5), (5, 5))
+_product("einsum-traces", lambda w, x: einsum("bii,jj->b", x, w), (3, 3), (5, 5))
+_product("einsum-last-letters", lambda w, x: einsum("YXZ,ZW->YXW", x, w), (5, 3), (7, 5))
+_product("einsum-last-letters-implicit", lambda w, x: einsum("AzZ,ZY", x, w), (5, 3), (7, 5))
+_product("tensordot", lambda w, x: torch.tensordot(x, w, dims=1), (5, 3), (7, 5))
+_product(
+    "tensordot-two-pairs", lambda w, x: torch.tensordot(x, w, ([1, 2], [1, 0])), (5, 7, 2), (7, 5)
+)
+_product("tensordot-negative", lambda w, x: torch.tensordot(x, w, ([-1], [-1])), (3, 5), (7, 5))
+_product(
+    "tensordot-left",
+    lambda w, x: torch.tensordot(w, x, dims=([0], [2])).movedim(1, 0),
+    (5, 3),
+    (7, 5),
+)
+_product("inner", lambda w, x: torch.inner(x, w), (3, 5), (7, 5))
+_product("inner-vector", lambda w, x: x.inner(w), (5,), (7, 5))
+_product("inner-scalar", lambda w, x: torch.inner(x, w), (), (7, 5))
+_product("outer", lambda w, x: torch.outer(x.sum(1), w), (3,), (5,))
+_product("multi-dot", lambda w, x: torch.linalg.multi_dot([x, w, w.mT]), (5, 3), (5,))
+_product("chain-matmul", lambda w, x: torch.chain_matmul(x, w, w.mT), (5, 3), (5,))
+_product("stacked-copies", lambda w, x: torch.stack([w] * len(x)) @ x.mT, (3, 5), (7, 5))
+_product(
+    "stacked-copies-samples-second",
+    lambda w, x: torch.stack([w] * len(x), 1).transpose(0, 1) @ x.mT,
+    (3, 5),
+    (7, 5),
+)
+_product("copies-by-index", lambda w, x: w[torch.zeros(len(x)).long()] @ x.mT, (2, 3, 5), (7, 5))
+
+
+def _complex(weights):
+    """Complex numbers from pairs of real ones; of single numbers the imaginary part is zero."""
+    return torch.view_as_complex(weights)
+
+
+_product(
+    "complex-fourier-neural-operator",
+    lambda w, x: torch.fft.irfft2(
+        einsum("bixy,ioxy->boxy", torch.fft.rfft2(x), _complex(w)), s=(4, 6)
+    ),
+    (3, 2, 4, 4, 2),
+    (3, 4, 6),
+)
+_product(
+    "complex-global-filter",
+    lambda w, x: torch.fft.irfft2(torch.fft.rfft2(x, norm="ortho") * _complex(w), s=(4, 6)),
+    (3, 4, 4, 2),
+    (3, 4, 6),
+)
+_product("complex-matmul", lambda w, x: (torch.fft.rfft(x) @ _complex(w)).abs(), (3, 2, 2), (7, 5))
+_product(
+    "complex-linear",
+    lambda w, x: torch.view_as_real(F.linear(torch.fft.rfft(x), _complex(w))),
+    (2, 3, 2),
+    (7, 5),
+)
+_product(
+    "complex-modes-written",
+    lambda w, x: torch.fft.irfft(_low_modes(torch.fft.rfft(x), _complex(w)), n=9),
+    (3, 3, 2, 2),
+    (3, 9),
+)
+
+
+def _low_modes(modes, weights):
+    """A layer that keeps few modes, and writes them to a tensor of zeros."""
+    output = torch.zeros_like(modes)
+    output[..., :2] = einsum("bix,iox->box", modes[..., :2], weights)
+    return output

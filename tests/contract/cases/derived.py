@@ -8,6 +8,18 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from .table import B, Net, case, frozen, score
 
 
+def _batch_normalized(w):
+    """Weight standardization as NFNets and BiT write it: no data takes part."""
+    return F.batch_norm(w.view(1, 3, -1), None, None, training=True).view_as(w)
+
+
+def _skew(w):
+    matrix = torch.zeros(5, 5)
+    matrix[torch.arange(4), torch.arange(1, 5)] = w
+    matrix[0, 4] = w.sum()
+    return matrix - matrix.mT
+
+
 def _weight(name, make, *shapes):
     """A case of a linear layer whose weight ``[3, 5]`` is made from parameters of these shapes."""
 
@@ -20,6 +32,10 @@ def _weight(name, make, *shapes):
     case(name, build)
 
 
+_weight("weight-by-type", lambda w: w.type(torch.float64).type(w.dtype), (3, 5))
+_weight("weight-batch-normalized", lambda w: _batch_normalized(w), (3, 5))
+_weight("weight-instance-normalized", lambda w: F.instance_norm(w[None])[0], (3, 5))
+_weight("weight-written-to-zeros", lambda w: _skew(w)[:3], (4,))
 _weight("weight-transposed", lambda w: w.t(), (5, 3))
 _weight("weight-transposed-by-property", lambda w: w.T, (5, 3))
 _weight("weight-permuted", lambda w: w.permute(1, 2, 0).reshape(3, 5), (5, 3, 1))
@@ -268,4 +284,55 @@ case(
 case(
     "parametrized-embedding",
     lambda: (parametrizations.weight_norm(nn.Embedding(9, 5)), torch.randint(9, (B, 7))),
+)
+
+
+class _WeightDrop(nn.Module):
+    """As in AWD-LSTM: recurrent weights are made anew from a parameter for every forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 6, batch_first=True)
+        weight = self.lstm.weight_hh_l0
+        del self.lstm.weight_hh_l0
+        self.raw = nn.Parameter(weight.detach().clone())
+        self.lstm.weight_hh_l0 = weight.detach().clone()
+
+    def forward(self, x):
+        self.lstm.weight_hh_l0 = F.dropout(self.raw, 0.5, self.training)
+        return self.lstm(x)[0]
+
+
+def _redrawn(model, x):
+    """The same weights are dropped for every sample, also one by one."""
+    torch.manual_seed(3)
+    return score(model(x))
+
+
+case("weight-drop", lambda: (_WeightDrop(), randn(B, 7, 5), _redrawn))
+case(
+    "weight-of-another-module",
+    lambda: (
+        Net(
+            lambda m, x: m.f(x) + F.linear(x, m.g.weight.type(x.dtype)),
+            f=nn.Linear(5, 3),
+            g=nn.Linear(5, 3),
+        ),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "weight-lent-to-another-module",
+    lambda: (
+        Net(
+            lambda m, x: torch.func.functional_call(m.f, {"weight": m.w, "bias": m.f.bias}, x),
+            f=nn.Linear(5, 3),
+            w=randn(3, 5),
+        ),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "forward-called-directly",
+    lambda: (Net(lambda m, x: m.f.forward(x), f=nn.Linear(5, 3)), randn(B, 7, 5)),
 )

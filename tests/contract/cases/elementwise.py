@@ -6,6 +6,8 @@ from torch import arange, nn, randint, randn, zeros
 
 from .table import B, Net, between, case, score
 
+_ALL, _ODD = slice(None), arange(7) % 2 == 1
+
 
 def _with(name, function, parameter, *shape):
     """A case of ``function(parameter, data)``, given by their shapes (data ``[B, 7, 5]``)."""
@@ -61,6 +63,26 @@ _with("in-place-operator", lambda p, x: _iadd(x.tanh(), p), (5,))
 _with("in-place-scale", lambda p, x: x.clone().mul_(p), (7, 1))
 _with("masked-assignment", lambda p, x: _assign(x.clone(), x[..., 0] > 0, p), (5,))
 _with("masked-assignment-of-a-scalar", lambda p, x: _assign(x.clone(), x > 0, p), ())
+_with("assigned-to-a-position", lambda p, x: _assign(x.clone(), (slice(None), 0), p), (5,))
+_with("assigned-to-positions", lambda p, x: _assign(x.clone(), (..., slice(2), _ALL), p), (2, 5))
+_with("assigned-to-a-column", lambda p, x: _assign(x.clone(), (..., 0), p), (7,))
+_with("assigned-with-leading-one", lambda p, x: _assign(x.clone(), (_ALL, 0), p), (1, 1, 5))
+_with("assigned-by-a-mask-of-positions", lambda p, x: _assign(x.clone(), (_ALL, _ODD), p), (5,))
+_with(
+    "assigned-by-data",
+    lambda p, x: _assign(x.clone(), (arange(len(x)), x[:, :, 0].argmax(1)), p),
+    (5,),
+)
+_with(
+    "assigned-to-zeros",
+    lambda p, x: _assign(_assign(zeros(len(x), 8, 5), (_ALL, 0), p), (_ALL, slice(1, 8)), x),
+    (5,),
+)
+_with(
+    "assigned-to-zeros-samples-second",
+    lambda p, x: _assign(zeros(7, len(x), 5), 0, p).transpose(0, 1) + x,
+    (5,),
+)
 _with("class-token-expand", lambda p, x: torch.cat([p.expand(len(x), -1, -1), x], 1), (1, 1, 5))
 _with("class-token-expand-vector", lambda p, x: torch.cat([p.expand(len(x), 1, 5), x], 1), (5,))
 _with("class-token-expand-as", lambda p, x: torch.cat([p.expand_as(x[:, :1]), x], 1), (1, 1, 5))

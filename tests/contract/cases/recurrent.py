@@ -142,3 +142,27 @@ _cells("gru-cell-given-state", lambda: nn.GRUCell(5, 3), lambda batch: torch.one
 _cells("rnn-cell-tanh", lambda: nn.RNNCell(5, 3), lambda batch: None)
 _cells("rnn-cell-relu", lambda: nn.RNNCell(5, 3, nonlinearity="relu"), lambda batch: None)
 case("gru-cell-once", lambda: (Net(lambda m, x: m.cell(x), cell=nn.GRUCell(5, 3)), randn(B, 5)))
+case(
+    "gru-with-a-trainable-input",
+    lambda: (
+        Net(
+            lambda m, x: m.f(m.q.expand(len(x), 7, -1), m.g(x)[None])[0],
+            f=nn.GRU(5, 3, batch_first=True),
+            g=nn.Linear(5, 3),
+            q=randn(1, 1, 5),
+        ),
+        randn(B, 5),
+    ),
+)
+case(
+    "lstm-cell-with-a-trainable-input",
+    lambda: (
+        Net(
+            lambda m, x: m.f(m.q.expand(len(x), -1), (m.g(x), x[:, :3]))[0],
+            f=nn.LSTMCell(5, 3),
+            g=nn.Linear(5, 3),
+            q=randn(1, 5),
+        ),
+        randn(B, 5),
+    ),
+)

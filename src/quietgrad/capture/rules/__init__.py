@@ -8,6 +8,7 @@ from quietgrad.capture.rules import (
     linear,
     normalization,
     recurrent,
+    selection,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "linear",
     "normalization",
     "recurrent",
+    "selection",
 ]

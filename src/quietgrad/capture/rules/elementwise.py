@@ -22,7 +22,7 @@ _ARITHMETIC = (
 ).split()
 
 
-@rule(*variants(_ARITHMETIC))
+@rule(*variants(_ARITHMETIC), takes_complex=True)
 def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Arithmetic with broadcasting."""
     if call.writes_in_place and call.is_managed(args[0]):
@@ -40,7 +40,7 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     return call.function(*args, **kwargs)
 
 
-@rule(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
+@rule(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_, takes_complex=True)
 def masked_fill(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """A scalar parameter written wherever the mask says so, into the data itself or not."""
     with call.recapture():
@@ -48,14 +48,14 @@ def masked_fill(call: Call, input: Tensor, mask: Tensor, value: Tensor) -> Tenso
         return input.copy_(filled) if call.writes_in_place else filled
 
 
-@rule(*variants("cat concat concatenate stack hstack vstack".split()))
+@rule(*variants("cat concat concatenate stack hstack vstack".split()), takes_complex=True)
 def structural(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Joining a parameter with data: one of its own dimensions must run over the samples."""
     args, kwargs = _with_copies(call, (args, kwargs))
     return call.function(*args, **kwargs)
 
 
-@rule(Tensor.expand_as)
+@rule(Tensor.expand_as, takes_complex=True)
 def expand_as(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """A parameter broadcast to the shape of data."""
     return call.source(input, other.shape) if call.is_managed(input) else input.expand_as(other)
@@ -105,19 +105,26 @@ def attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
 
 
-@rule(Tensor.__setitem__)
+@rule(Tensor.__setitem__, takes_complex=True)
 def setitem(call: Call, input: Tensor, index: Any, value: Any) -> None:
-    """``data[mask] = parameter``: the parameter is broadcast over the data and masked alike."""
-    fits = isinstance(index, Tensor) and index.dtype == torch.bool
-    if call.is_managed(input) or not fits or value.ndim > input.ndim - index.ndim:
+    """``data[index] = parameter``: each sample is written its own copy."""
+    if call.is_managed(input):
         raise call.refuse(
-            "a parameter can be written into data only where a boolean mask over the leading "
-            "dimensions says so",
-            "Use torch.where",
+            "a trainable parameter, or a tensor computed from such, is changed in place",
+            "Use torch.where, or write to a new tensor",
             input,
             value,
         )
-    input[index] = call.source(value, input.shape)[index]
+    is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
+    if is_mask and value.ndim <= input.ndim - index.ndim:
+        # How many rows a sample has is up to the mask: the copies are masked like the data.
+        input[index] = call.source(value, input.shape)[index]
+        return
+    place = input.detach()[index]
+    while value.ndim > place.ndim and value.shape[0] == 1:
+        with call.recapture():
+            value = value.squeeze(0)
+    input[index] = call.source(value, place.shape)
 
 
 def _with_copies(

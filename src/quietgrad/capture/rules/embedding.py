@@ -1,4 +1,4 @@
-"""Look-ups in a table: embeddings, indexing a parameter by data, bags of embeddings."""
+"""Look-ups in a table: embeddings, and bags of embeddings."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def embedding(
     **_: Any,
 ) -> Tensor:
     """Rows of a table; the row at ``padding_idx`` gets no gradient."""
-    look_up = partial(F.embedding, input, padding_idx=padding_idx)
+    run = partial(F.embedding, input, padding_idx=padding_idx)
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return _look_up(call, weight, input, padding, look_up)
+    return look_up(call, weight, input, padding, run)
 
 
 @rule(torch.embedding)
@@ -40,44 +40,20 @@ def raw_embedding(
 ) -> Tensor:
     """The native form of :func:`embedding`; what is no row of the table means no padding."""
     padding = padding_idx if 0 <= padding_idx < weight.shape[0] else None
-    return _look_up(call, weight, indices, padding, lambda rows: torch.embedding(rows, indices))
+    return look_up(call, weight, indices, padding, lambda rows: torch.embedding(rows, indices))
 
 
-@rule(torch.index_select, Tensor.index_select)
-def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Rows of a parameter along its first dimension."""
-    if dim % input.ndim != 0 or not call.is_managed(input):
-        raise call.refuse("only rows of a parameter can be selected by data", "Use dim=0", input)
-    ids = index.reshape(-1)
-    return _look_up(call, input, ids, None, lambda rows: rows.index_select(0, ids))
-
-
-@rule(Tensor.__getitem__)
-def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
-    """``parameter[ids]`` with an integer tensor of data, which may count from the end."""
-    if isinstance(index, tuple) and all(part == slice(None) for part in index[1:]):
-        index = index[0]
-    integral = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
-    if not call.is_managed(input) or not integral:
-        raise call.refuse(
-            "a parameter can be indexed by data only with one integer tensor",
-            "Use torch.nn.functional.embedding, or index with constants",
-            input,
-        )
-    return _look_up(call, input, index, None, lambda rows: rows[index])
-
-
-def _look_up(
+def look_up(
     call: Call,
     table: Tensor,
     ids: Tensor,
     padding: int | None,
-    look_up: Callable[[Tensor], Tensor],
+    run: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """``look_up`` of the table's values: torch's own operation, which refuses ids out of range."""
+    """``run`` on the table's values: torch's own look-up, which refuses ids out of range."""
     if not call.is_managed(table):
         raise call.refuse("ids of a look-up cannot be trainable", "Pass integer data", ids)
-    output = look_up(call.value(table))
+    output = run(call.value(table))
     if ids.ndim == 0:
         output = output.clone()  # a single number gives a view of the table
     make = partial(gather_rows, padding=padding, table=table.detach())

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quietgrad.capture.call import Call, Uses, as_computed, sum_to_shape
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.owners import OwnedLayout
 from quietgrad.capture.parameters import MakeFactor
+from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.routed import Routed
@@ -126,14 +127,14 @@ _SAMPLE, _ROW = "Z", "Y"
 _FREE = [letter for letter in ascii_letters if letter not in (_SAMPLE, _ROW)]
 
 
-@rule(torch.matmul, torch.mm, torch.bmm, torch.mv)
-@rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__)
+@rule(torch.matmul, torch.mm, torch.bmm, torch.mv, takes_complex=True)
+@rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__, takes_complex=True)
 def matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """A matrix product, with broadcasting over leading dimensions."""
     return _contract(call, *_matmul_terms(input.ndim, other.ndim), [input, other], call.function)
 
 
-@rule(Tensor.__rmatmul__)
+@rule(Tensor.__rmatmul__, takes_complex=True)
 def reflected_matmul(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """``other @ input``."""
     terms = _matmul_terms(other.ndim, input.ndim)
@@ -160,21 +161,71 @@ def bilinear(
     output = torch.bilinear(input1, input2, call.value(weight), call.value(bias))
     rows = "".join(_FREE[3 : output.ndim + 2])
     terms, output_term = [f"{rows}a", f"{rows}b", "cab"], f"{rows}c"
-    make = partial(_operand_factor, index=2, terms=terms, output_term=output_term)
+    make = partial(_operand_factor, index=2, terms=terms, output_term=output_term, is_derived=True)
     saved = [input1, input2, weight]
     uses: Uses = [(weight, make), (bias, bias_factor)]
     return call.watch(output, uses, saved=saved, dims=output.ndim - 1)
 
 
-@rule(torch.einsum)
+@rule(torch.einsum, takes_complex=True)
 def einsum(call: Call, equation: Any, *operands: Any) -> Tensor:
-    """Any einsum without repeated letters within one operand."""
+    """Any einsum; a letter twice in one operand takes its diagonal first."""
     if not isinstance(equation, str):
         raise call.refuse("einsum's sublist format is not supported", "Use a string", *operands)
     tensors = list(operands[0]) if isinstance(operands[0], (list, tuple)) else list(operands)
     terms, output = _parse(call, equation, tensors)
+    for place, term in enumerate(terms):
+        letters = "".join(dict.fromkeys(term))
+        if letters != term:
+            with call.recapture():
+                tensors[place] = torch.einsum(f"{term}->{letters}", tensors[place])
+            terms[place] = letters
     run = partial(torch.einsum, f"{','.join(terms)}->{output}")
     return _contract(call, terms, output, tensors, run)
+
+
+@rule(torch.tensordot)
+def tensordot(call: Call, a: Tensor, b: Tensor, dims: Any = 2, out: Any = None) -> Tensor:
+    """A product summed over pairs of dimensions, or over so many of the last and the first."""
+    if isinstance(dims, Tensor):
+        dims = dims.tolist()
+    if isinstance(dims, int):
+        dims = list(range(a.ndim - dims, a.ndim)), list(range(dims))
+    lefts, rights = ([d] if isinstance(d, int) else list(d) for d in dims)
+    left, right = _FREE[: a.ndim], _FREE[a.ndim : a.ndim + b.ndim]
+    for i, j in zip(lefts, rights, strict=True):
+        right[j] = left[i]
+    summed = {left[i] for i in lefts}
+    kept = [letter for letter in (*left, *right) if letter not in summed]
+    terms, output = ["".join(left), "".join(right)], "".join(kept)
+    return _contract(call, terms, output, [a, b], partial(torch.tensordot, dims=dims))
+
+
+@rule(torch.inner, Tensor.inner)
+def inner(call: Call, input: Tensor, other: Tensor) -> Tensor:
+    """A product summed over the last dimension of both."""
+    with call.recapture():
+        if input.ndim == 0 or other.ndim == 0:
+            return input * other
+        product: Tensor = torch.tensordot(input, other, dims=([-1], [-1]))
+        return product
+
+
+@rule(torch.outer, Tensor.outer, torch.ger, Tensor.ger, takes_complex=True)
+def outer(call: Call, input: Tensor, vec2: Tensor) -> Tensor:
+    """All products of two vectors."""
+    return _contract(call, ["a", "b"], "ab", [input, vec2], torch.outer)
+
+
+@rule(torch.linalg.multi_dot, torch.chain_matmul)
+def multi_dot(call: Call, *matrices: Any, out: Any = None) -> Tensor:
+    """A product of matrices, from the left: samples are mostly the rows of the first."""
+    given = matrices[0] if isinstance(matrices[0], (list, tuple)) else matrices
+    with call.recapture():
+        product: Tensor = given[0]
+        for matrix in given[1:]:
+            product = product @ matrix
+        return product
 
 
 def _contract(
@@ -190,8 +241,15 @@ def _contract(
     values = [call.value(operand) for operand in operands]
     output: Tensor = run(*values)
     make = partial(_operand_factor, terms=terms, output_term=output_term)
-    factored = [(operand, partial(make, index=i)) for i, operand in enumerate(operands)]
-    return call.watch(output, [*factored, *uses], saved=values, dims=output.ndim)
+    saved, factored = values, _use_operands(make, operands)
+    return call.watch(output, [*factored, *uses], saved=saved, dims=output.ndim, takes_complex=True)
+
+
+def _use_operands(make: MakeFactor, operands: list[Tensor]) -> list[tuple[Tensor, MakeFactor]]:
+    return [
+        (operand, partial(make, index=index, is_derived=not isinstance(operand, nn.Parameter)))
+        for index, operand in enumerate(operands)
+    ]
 
 
 def _add_product(
@@ -204,10 +262,10 @@ def _add_product(
     inputs, output_term = equation.split("->")
     make = partial(_operand_factor, terms=inputs.split(","), output_term=output_term)
     uses: Uses = [
-        *((operand, _scaled(partial(make, index=i), alpha)) for i, operand in enumerate(operands)),
+        *((operand, _scaled(own, alpha)) for operand, own in _use_operands(make, operands)),
         (addend, _scaled(partial(sum_to_shape, shape=addend.shape), beta)),
     ]
-    return call.watch(output, uses, saved=values, dims=output.ndim)
+    return call.watch(output, uses, saved=values, dims=output.ndim, takes_complex=True)
 
 
 def _scaled(make: MakeFactor, scale: float) -> MakeFactor:
@@ -226,9 +284,22 @@ def _matmul_terms(left: int, right: int) -> tuple[list[str], str]:
     return [first, second], leading + (row if left > 1 else "") + (col if right > 1 else "")
 
 
+def _rename(equation: str) -> str:
+    """The equation with other letters for those that stand for samples and rows.
+
+    The order of letters is kept, since it is that of an output that is not given.
+    """
+    letters = sorted({letter for letter in equation if letter.isalpha()})
+    if not {_SAMPLE, _ROW} & set(letters):
+        return equation
+    names = dict(zip(letters, sorted(_FREE), strict=False))
+    return "".join(names.get(letter, letter) for letter in equation)
+
+
 def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
     """Equation with ellipses spelled out and an explicit output."""
-    sides = equation.replace(" ", "").split("->")
+    equation = _rename(equation.replace(" ", ""))
+    sides = equation.split("->")
     inputs = sides[0].split(",")
     unused = [letter for letter in _FREE if letter not in equation]
     missing = [
@@ -245,47 +316,54 @@ def _parse(call: Call, equation: str, operands: list[Tensor]) -> tuple[list[str]
         sorted(letter for letter in set(letters) if letters.count(letter) == 1)
     )
     output = (sides[1] if len(sides) > 1 else implicit).replace("...", ellipsis)
-    if any(len(set(term)) != len(term) for term in terms) or {_SAMPLE, _ROW} & set(equation):
-        raise call.refuse(
-            f"einsum {equation!r} repeats a letter within an operand, or uses the letters Y and Z",
-            "Write it without diagonals",
-            *operands,
-        )
     return terms, output
 
 
 def _operand_factor(
-    layout: Layout, grad: Tensor, *operands: Tensor, index: int, terms: list[str], output_term: str
+    layout: Layout,
+    grad: Tensor,
+    *operands: Tensor,
+    index: int,
+    terms: list[str],
+    output_term: str,
+    is_derived: bool,
 ) -> Factor:
     """The gradient of one operand: all others contracted with the output's gradient."""
     target, shape = terms[index], operands[index].shape
     sizes = _sizes(operands, terms)
     others = [
-        _drop_broadcast(to_float32(operand), term, sizes)
+        _drop_broadcast(to_float32(operand.conj()), term, sizes)
         for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
         if position != index
     ]
     kept = "".join(c for c, n in zip(target, shape, strict=True) if n == sizes[c])
-    if layout.batch > 1 and output_term[layout.dim] in kept:
-        # Something made of parameters that has an entry for each sample: each gets its own only.
+    if not isinstance(layout, OwnedLayout) and layout.batch > 1 and output_term[layout.dim] in kept:
+        if not is_derived:
+            raise SampleMixingError(
+                "a parameter has the sample dimension itself in a product: it holds something of "
+                "each sample and cannot be trained privately"
+            )
+        # Rows that were made for the samples, such as a stack of copies: each has its own.
         layout = OwnedLayout.of(layout, grad.shape)
     if isinstance(layout, OwnedLayout):
         rows = _OwnedRows(layout, output_term)
         gradient, term = rows.mark(to_float32(grad), output_term)
         pairs = [rows.mark(tensor, t) for tensor, t in others]
         routed = [letter for letter in kept if letter in rows.letters]
-        if len(routed) == 1 and kept[0] == routed[0]:
+        is_real = not grad.is_complex()
+        if len(routed) == 1 and kept[0] == routed[0] and is_real:
             factor = _as_outer(pairs, gradient, term, kept[1:], shape[1:])
             if isinstance(factor, Outer) and len(shape) == 3:
                 return Routed(rows.places(routed[0]), factor.rows, factor.cols, shape)
         pairs += [rows.choose(letter, sizes[letter], gradient) for letter in routed]
-        factor = None if routed else _as_outer(pairs, gradient, term, kept, shape)
+        is_outer = is_real and not routed
+        factor = _as_outer(pairs, gradient, term, kept, shape) if is_outer else None
         return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
     gradient, term = _mark_samples(
         layout, to_float32(grad), output_term, output_term, batch_of_one=True
     )
     pairs = [_mark_samples(layout, tensor, t, output_term) for tensor, t in others]
-    factor = _as_outer(pairs, gradient, term, kept, shape)
+    factor = None if grad.is_complex() else _as_outer(pairs, gradient, term, kept, shape)
     return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
 
 

@@ -296,6 +296,7 @@ def _run_layers(
         packing, sequence = None, input.transpose(0, 1) if args[-1] else input
     hx, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
     states = _as_data(call, tuple(hx) if isinstance(hx, (tuple, list)) else (hx,))
+    (input,) = _as_data(call, (input,), "input")
     directions = 2 if bidirectional else 1
     per_cell = len(weights) // (num_layers * directions)
     finals: list[State] = []
@@ -399,10 +400,10 @@ def _is_plain(call: Call, projected: Tensor, *weights: Tensor | None) -> bool:
     return not any(v.requires_grad or v.dtype != projected.dtype for v in values)
 
 
-def _as_data(call: Call, state: State) -> State:
-    """A trainable initial state: every sample starts from its own copy."""
+def _as_data(call: Call, state: State, label: str = "state") -> State:
+    """A trainable initial state, or input: every sample starts from its own copy."""
     return tuple(
-        call.source(part, part.shape, f"state {i}") if call.is_managed(part) else part
+        call.source(part, part.shape, f"{label} {i}") if call.is_managed(part) else part
         for i, part in enumerate(state)
     )
 
@@ -410,7 +411,7 @@ def _as_data(call: Call, state: State) -> State:
 def _run_cell(
     call: Call, input: Tensor, state: State, weights: tuple[Tensor, ...], step: Step
 ) -> State:
-    state = _as_data(call, state)
+    state, (input,) = _as_data(call, state), _as_data(call, (input,), "input")
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if len(weights) == 4 else (None, None)
     projected = linear(call, input, w_ih, b_ih, label="input")

@@ -23,6 +23,7 @@ class Routed(TensorFactor):
     def __init__(self, ids: Tensor, rows: Tensor, cols: Tensor, shape: torch.Size) -> None:
         self.ids, self.rows, self.cols = ids, to_float32(rows), to_float32(cols)
         self.batch, self.shape = rows.shape[0], shape
+        assert ids.shape == rows.shape[:2] == cols.shape[:2]
         super().__init__(self.rows, self.cols, ids)
 
     def sq_norm(self) -> Tensor:

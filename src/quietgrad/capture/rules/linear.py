@@ -354,7 +354,10 @@ def _operand_factor(
         if len(routed) == 1 and kept[0] == routed[0] and is_real:
             factor = _as_outer(pairs, gradient, term, kept[1:], shape[1:])
             if isinstance(factor, Outer) and len(shape) == 3:
-                return Routed(rows.places(routed[0]), factor.rows, factor.cols, shape)
+                places = rows.places(routed[0])
+                each = factor.positions // places.shape[1]
+                places = places.repeat_interleave(each, 1)
+                return Routed(places, factor.rows, factor.cols, shape)
         pairs += [rows.choose(letter, sizes[letter], gradient) for letter in routed]
         is_outer = is_real and not routed
         factor = _as_outer(pairs, gradient, term, kept, shape) if is_outer else None

@@ -289,6 +289,7 @@ class _Packing:
 def _run_layers(
     call: Call, input: Tensor, args: tuple[Any, ...], kind: Kind, step: Step
 ) -> tuple[Tensor, State]:
+    (input,) = _as_data(call, (input,), "input")
     if isinstance(args[0], Tensor) and args[0].dtype == torch.int64:  # sizes of packed steps
         packing = _Packing(args[0].cpu())
         sequence, args = packing.pad(input), (*args[1:], False)
@@ -296,7 +297,6 @@ def _run_layers(
         packing, sequence = None, input.transpose(0, 1) if args[-1] else input
     hx, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
     states = _as_data(call, tuple(hx) if isinstance(hx, (tuple, list)) else (hx,))
-    (input,) = _as_data(call, (input,), "input")
     directions = 2 if bidirectional else 1
     per_cell = len(weights) // (num_layers * directions)
     finals: list[State] = []

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from . import page
-from .runner import Maker, read, run
+from .exhibits import exhibits
+from .runner import read, run
 
 DEFAULT = Path("build/zoo.jsonl")
-
-
-def exhibits() -> dict[str, Maker]:
-    """Everything that is judged, by name: families, PEFT's methods, programs."""
-    # Imported once, before processes are forked: it takes longer than most verdicts.
-    import transformers.models.clip.modeling_clip
-    import transformers.models.llama.modeling_llama
-    import transformers.models.t5.modeling_t5  # noqa: F401
-
-    from .adapters import adapters
-    from .families import families
-    from .models import subject_of
-    from .more_programs import programs
-
-    found: dict[str, Maker] = {}
-    found |= {name: partial(subject_of, family) for name, family in families().items()}
-    return found | adapters() | programs()
 
 
 def main() -> None:

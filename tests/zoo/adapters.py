@@ -14,9 +14,9 @@ from .judge import Subject, Unbuildable
 from .models import build, losses, settle
 
 _BASES = {
-    "llama": Family("llama", "LlamaConfig", "LlamaForCausalLM", "CAUSAL_LM"),
-    "gpt2": Family("gpt2", "GPT2Config", "GPT2LMHeadModel", "CAUSAL_LM"),
-    "bert": Family("bert", "BertConfig", "BertForMaskedLM", "MASKED_LM"),
+    "llama": Family("llama", "LlamaConfig", "LlamaForCausalLM"),
+    "gpt2": Family("gpt2", "GPT2Config", "GPT2LMHeadModel"),
+    "bert": Family("bert", "BertConfig", "BertForMaskedLM"),
 }
 _TARGETS = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn"], "bert": ["query", "value"]}
 _CAUSAL = {"task_type": "CAUSAL_LM"}

@@ -10,8 +10,8 @@ TASKS = [
     "SEQ_TO_SEQ_CAUSAL_LM",
     "SPEECH_SEQ_2_SEQ",
     "IMAGE_TEXT_TO_TEXT",
-    "CAUSAL_LM",
     "MASKED_LM",
+    "CAUSAL_LM",
     "ZERO_SHOT_IMAGE_CLASSIFICATION",
     "CTC",
     "IMAGE_CLASSIFICATION",
@@ -30,6 +30,9 @@ TASKS = [
     "PRETRAINING",
 ]
 
+# Judged as well, where a family has them: classes that people fine-tune most.
+SECOND = ["SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"]
+
 
 @dataclass(frozen=True)
 class Family:
@@ -39,13 +42,13 @@ class Family:
         name: the model type, as in a config.json.
         config: name of its configuration class.
         model: name of the class that is judged.
-        task: the table that names it; empty for a bare model.
+        second: name of another class to judge, or empty.
     """
 
     name: str
     config: str
     model: str
-    task: str
+    second: str = ""
 
 
 def families() -> dict[str, Family]:
@@ -69,11 +72,17 @@ def find(name: str) -> Family | None:
     from transformers.models.auto import configuration_auto as configs
     from transformers.models.auto import modeling_auto as models
 
-    tables = {task: getattr(models, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in TASKS}
-    tables[""] = models.MODEL_MAPPING_NAMES
-    for task, table in tables.items():
-        if name in table:
-            model = table[name]
-            model = model if isinstance(model, str) else model[0]
-            return Family(name, configs.CONFIG_MAPPING_NAMES[name], model, task)
-    return None
+    tables = [getattr(models, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in TASKS]
+    found = [
+        _first(table[name]) for table in [*tables, models.MODEL_MAPPING_NAMES] if name in table
+    ]
+    if not found:
+        return None
+    tables = [getattr(models, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in SECOND]
+    more = [_first(table[name]) for table in tables if name in table]
+    second = next((model for model in more if model != found[0]), "")
+    return Family(name, configs.CONFIG_MAPPING_NAMES[name], found[0], second)
+
+
+def _first(names: str | tuple[str, ...]) -> str:
+    return names if isinstance(names, str) else names[0]

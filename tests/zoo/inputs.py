@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from .shrink import IMAGE, VOCABULARY
 
+_PLACEHOLDER = re.compile(r"(image|audio|speech|media|video)\w*_token_(id|index)")
 SAMPLES, LENGTH, TARGETS, SOUND = 3, 8, 5, 1600
 
 Sample = dict[str, Tensor]
@@ -31,8 +33,8 @@ def make_samples(model: nn.Module, extra: dict[str, Any] | None = None) -> list[
 
     Args:
         model: a transformers model.
-        extra: name of an argument -> shape of it without the batch, or a function of the sample's
-            number, or None to leave it out.
+        extra: name of an argument -> its shape without the batch, or "long" or "ones" and the
+            shape for what is not noise, or None to leave it out.
     """
     taken = inspect.signature(model.forward).parameters
     generator = torch.Generator().manual_seed(7)
@@ -41,11 +43,16 @@ def make_samples(model: nn.Module, extra: dict[str, Any] | None = None) -> list[
         for place, sample in enumerate(samples):
             if made is None:
                 sample.pop(name, None)
-            elif callable(made):
-                sample[name] = made(place)
             else:
-                sample[name] = _noise((1, *made), generator)
+                sample[name] = _extra(list(made), place, generator)
     return samples
+
+
+def _extra(made: list[Any], place: int, generator: torch.Generator) -> Tensor:
+    kind, shape = (made[0], made[1:]) if made and isinstance(made[0], str) else ("", made)
+    if kind == "long":
+        return torch.randint(1, 4, (1, *shape), generator=generator) + place
+    return torch.ones(1, *shape).long() if kind == "ones" else _noise((1, *shape), generator)
 
 
 def _sample(model: nn.Module, taken: Any, place: int, generator: torch.Generator) -> Sample:
@@ -65,12 +72,14 @@ def _sample(model: nn.Module, taken: Any, place: int, generator: torch.Generator
         if "decoder_attention_mask" in taken:
             sample["decoder_attention_mask"] = _mask(TARGETS, TARGETS - place)
     for name, maker in _MAKERS.items():
-        if name in taken and not ("input_ids" in sample and name in _NEEDS_TOKENS):
+        if name in taken and not ("input_ids" in sample and _has_placeholders(config)):
             sample[name] = maker(model, generator)
     return sample
 
 
-_NEEDS_TOKENS = {"input_features", "input_values", "pixel_values_videos", "pixel_values"}
+def _has_placeholders(config: Any) -> bool:
+    """Whether images and sound have places among the words: `multimodal` puts them there."""
+    return any(_PLACEHOLDER.search(key) for key in vars(config))
 
 
 def _ids(config: Any, length: int, used: int, generator: torch.Generator) -> Tensor:

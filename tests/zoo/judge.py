@@ -119,6 +119,21 @@ def judge(subject: Subject) -> Verdict:
     return result
 
 
+_WORST_FIRST = ("wrong", "foreign", "refused", "mixes", "hardened", "exact")
+
+
+def merged(verdicts: list[Verdict]) -> Verdict:
+    """One verdict on several classes: the worst of those that could be built."""
+    built = [verdict for verdict in verdicts if verdict.verdict in _WORST_FIRST]
+    if not built:
+        return verdicts[0]
+    worst = min(built, key=lambda verdict: _WORST_FIRST.index(verdict.verdict))
+    others = [v for v in built if v.verdict != worst.verdict]
+    note = "; ".join([worst.note, *(f"{v.classes} is {v.verdict}" for v in others)]).strip("; ")
+    classes = ", ".join(v.classes for v in built if v.verdict == worst.verdict)
+    return replace(worst, classes=classes, note=note)
+
+
 def _single(subject: Subject) -> Subject:
     """The same in float32, for models with operations that have nothing else.
 
@@ -211,10 +226,11 @@ def _compare(found: dict[str, Tensor], truth: dict[str, Tensor]) -> tuple[float,
     """The largest relative error of a parameter, and its name."""
     if found.keys() != truth.keys():
         return float("inf"), str(sorted(found.keys() ^ truth.keys())[0])
+    truth = {name: values for name, values in truth.items() if values.numel()}
     largest = max(float(values.abs().max()) for values in truth.values())
     worst, where = 0.0, ""
     for name, values in truth.items():
-        scale = max(float(values.abs().max()), FLOOR * largest)
+        scale = max(float(values.abs().max()), FLOOR * largest, 1e-30)
         error = float((found[name] - values).abs().max()) / scale
         if not error <= worst:
             worst, where = error, name

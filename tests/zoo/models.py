@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +15,7 @@ from torch import Tensor, nn
 from .families import Family
 from .inputs import Sample, join, make_samples
 from .judge import Subject, Unbuildable
+from .multimodal import takes_media, with_media
 from .overrides import EXTRA_INPUTS
 from .shrink import small_config
 
@@ -23,6 +28,12 @@ _OUTPUTS = (
     "pooler_output start_logits end_logits masks_queries_logits class_queries_logits pred_masks "
     "decoder_hidden_state query_embeddings language_output image_text_embeds"
 ).split()
+
+
+def subjects_of(family: Family) -> list[Callable[[], Subject]]:
+    """What makes its classes, one by one."""
+    made = [family, *([replace(family, model=family.second)] if family.second else [])]
+    return [partial(subject_of, one) for one in made]
 
 
 def subject_of(family: Family) -> Subject:
@@ -38,22 +49,32 @@ def subject_of(family: Family) -> Subject:
             frame = frame.tb_next
         where = f"{frame.tb_frame.f_code.co_filename.rpartition('/')[2]}:{frame.tb_lineno}"
         raise Unbuildable(f"{type(error).__name__} at {where}: {error}") from error
-    return Subject(model, samples, losses, type(model).__name__)
+    note = ""
+    if takes_media(model) and family.name not in EXTRA_INPUTS:
+        found = with_media(model, samples, losses)
+        samples, note = (samples, "text only") if found is None else (found, "")
+    return Subject(model, samples, losses, type(model).__name__, note)
 
 
 def build(family: Family) -> nn.Module:
     """The family's model in float64 and train mode, with nothing left to chance."""
     import transformers
 
-    config = small_config(getattr(transformers, family.config), family.name)
+    config_class = getattr(transformers, family.config)
+    config = small_config(config_class, family.name)
     model_class = getattr(transformers, family.model, None) or _from_package(config, family.model)
-    with torch.device("meta"):
-        count = sum(p.numel() for p in model_class(config).parameters())
+    if (count := _size(model_class, config)) > MOST_PARAMETERS:
+        config = small_config(config_class, family.name, harsh=True)
+        count = _size(model_class, config)
     if count > MOST_PARAMETERS:
         raise Unbuildable(f"{count / 1e6:.0f} million parameters: a size was not made small")
     torch.manual_seed(0)
-    model = model_class(small_config(getattr(transformers, family.config), family.name))
-    return settle(model)
+    return settle(model_class(copy.deepcopy(config)))
+
+
+def _size(model_class: type, config: Any) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in model_class(copy.deepcopy(config)).parameters())
 
 
 def _from_package(config: Any, name: str) -> type:

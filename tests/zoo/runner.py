@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .judge import Subject, Unbuildable, Verdict, judge
+from .judge import Subject, Unbuildable, Verdict, judge, merged
 
 LIMIT_SECONDS = 120
 LIMIT_MEMORY = 8 << 30
@@ -21,8 +21,12 @@ LIMIT_MEMORY = 8 << 30
 Maker = Callable[[], Subject]
 
 
-def verdict_of(make: Maker) -> Verdict:
-    """Build and judge, in this process."""
+def verdict_of(*makers: Maker) -> Verdict:
+    """Build and judge, in this process; of several, the worst."""
+    return merged([_verdict(make) for make in makers])
+
+
+def _verdict(make: Maker) -> Verdict:
     import torch
 
     # Several threads gain nothing on small models, and lose much to others on a shared machine.
@@ -40,7 +44,9 @@ def verdict_of(make: Maker) -> Verdict:
         torch.set_default_dtype(before)
 
 
-def run(exhibits: dict[str, Maker], out: Path, *, jobs: int = 1, again: Iterable[str] = ()) -> None:
+def run(
+    exhibits: dict[str, list[Maker]], out: Path, *, jobs: int = 1, again: Iterable[str] = ()
+) -> None:
     """Judge what the file has no line for yet, and append a line for each."""
     done = {row["name"] for row in read(out)} - set(again) if out.exists() else set()
     waiting = [name for name in exhibits if name not in done]
@@ -76,19 +82,19 @@ def read(out: Path) -> list[dict[str, Any]]:
 class _Child:
     """A process for one exhibit: forked, since importing anew would take longer than judging."""
 
-    def __init__(self, name: str, make: Maker) -> None:
+    def __init__(self, name: str, makers: list[Maker]) -> None:
         self.name, self.start, self.text = name, time.monotonic(), b""
         self.reader, writer = os.pipe()
         self.process = os.fork()
         if not self.process:
             os.close(self.reader)
-            self._work(make, writer)
+            self._work(makers, writer)
         os.close(writer)
 
-    def _work(self, make: Maker, writer: int) -> None:
+    def _work(self, makers: list[Maker], writer: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (LIMIT_MEMORY, LIMIT_MEMORY))
         try:
-            row = verdict_of(make).as_dict()
+            row = verdict_of(*makers).as_dict()
         except BaseException as error:
             row = Verdict("unbuildable", reason=f"the harness: {error!r}").as_dict()
         row["seconds"] = round(time.process_time(), 1)

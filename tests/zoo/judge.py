@@ -97,26 +97,24 @@ def judge(subject: Subject) -> Verdict:
     except Unbuildable as error:
         if _SINGLE_ONLY.search(str(error)) and subject.note != _SINGLE_NOTE:
             return judge(_single(subject))
-        if not _has_batch_norm(subject.model):
-            raise
         # A BatchNorm may have nothing to normalize in a batch of one.
+        if "more than 1 value per channel" not in str(error):
+            raise
         result = Verdict("mixes", subject.classes, reason=str(error))
     if result.verdict in ("refused", "mixes") and _has_batch_norm(subject.model):
-        hardened = Subject(
-            qg.nn.harden(subject.model).model, subject.samples, subject.losses, subject.classes
-        )
-        try:
-            second = _judge(hardened)
-        except Unbuildable as error:
-            result.note = f"after harden: {error}"
-            return result
-        if second.verdict == "exact":
-            second.verdict = "hardened"
-            return second
-        if second.verdict in ("wrong", "foreign") or result.verdict == "mixes":
-            second.note = "after harden"
-            return second
+        return _hardened(subject, result)
     return result
+
+
+def _hardened(subject: Subject, first: Verdict) -> Verdict:
+    """The verdict on the hardened copy, unless it tells less than that on the model itself."""
+    try:
+        second = _judge(replace(subject, model=qg.nn.harden(subject.model).model))
+    except Unbuildable as error:
+        return replace(first, note=f"after harden: {error}")
+    if second.verdict == "exact":
+        return replace(second, verdict="hardened")
+    return replace(second, note="after harden")
 
 
 _WORST_FIRST = ("wrong", "foreign", "refused", "mixes", "hardened", "exact")

@@ -197,10 +197,12 @@ def loop(subject: Subject) -> Truth:
         raise Unbuildable(f"{type(error).__name__} at {where}: {error}") from error
     if not all(loss.isfinite().all() for loss in losses):
         raise Unbuildable("a loss is not finite")
-    if (again - losses[0]).abs().max() > SINGLE * losses[0].abs().max():
+    if (again - losses[0]).abs().max() > 0.1 * _tolerance(model) * losses[0].abs().max():
         raise Unbuildable("the model draws random numbers in its forward, or keeps state")
     alone = torch.cat(losses)
     grads = {name: torch.stack(values) for name, values in rows.items()}
+    if not all(values.isfinite().all() for values in grads.values()):
+        raise Unbuildable("a gradient is not finite")
     if not any(values.any() for values in grads.values()):
         raise Unbuildable("no parameter has a gradient")
     summed = {name: values.sum(0) for name, values in grads.items()}

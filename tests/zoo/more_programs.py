@@ -216,3 +216,24 @@ def vmap_over_samples(model: Any, xs: list[Tensor]) -> Tensor:
         return (model["last"](model["first"](sample).tanh()).squeeze(1) * kept).sum()
 
     return torch.vmap(one)(x, real)
+
+
+def remember(_module: nn.Module, _given: Any, output: Tensor) -> None:
+    kept.append(output)
+
+
+kept: list[Tensor] = []
+
+
+@program(lambda: Parts(first=nn.Linear(WIDTH, 8), last=nn.Linear(8, 1)))
+def hooks_that_the_first_call_installs(model: Any, xs: list[Tensor]) -> Tensor:
+    """As transformers collects hidden states: installed twice, they collect everything twice."""
+    if not getattr(model, "is_hooked", False):
+        model["first"].register_forward_hook(remember)
+        model.is_hooked = True
+    kept.clear()
+    x, real = padded(xs)
+    model["first"](x)
+    outputs = torch.stack(kept)
+    kept.clear()
+    return (model["last"](outputs.tanh()).sum(0).squeeze(2) * real).sum(1)

@@ -151,7 +151,12 @@ class _Tokens:
         return self.next
 
 
+_RANDOM_POSITIONS = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+
+
 def _small(key: str, value: Any, held: dict[str, Any], layers: int, tokens: _Tokens) -> Any:
+    if key in _RANDOM_POSITIONS:
+        return None
     if isinstance(value, bool) or value is None:
         return 0 if key == "pad_token_id" else _MISSING.get(key, value)
     if isinstance(value, float) and ("drop" in key or key in _ZERO):

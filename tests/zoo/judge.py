@@ -98,7 +98,8 @@ def judge(subject: Subject) -> Verdict:
         if _SINGLE_ONLY.search(str(error)) and subject.note != _SINGLE_NOTE:
             return judge(_single(subject))
         # A BatchNorm may have nothing to normalize in a batch of one.
-        if "more than 1 value per channel" not in str(error):
+        alone = "more than 1 value per channel" in str(error)
+        if not (alone and _has_batch_norm(subject.model)):
             raise
         result = Verdict("mixes", subject.classes, reason=str(error))
     if result.verdict in ("refused", "mixes") and _has_batch_norm(subject.model):
@@ -111,6 +112,8 @@ def _hardened(subject: Subject, first: Verdict) -> Verdict:
     try:
         second = _judge(replace(subject, model=qg.nn.harden(subject.model).model))
     except Unbuildable as error:
+        if not first.kind:
+            raise
         return replace(first, note=f"after harden: {error}")
     if second.verdict == "exact":
         return replace(second, verdict="hardened")
@@ -270,6 +273,6 @@ def _has_batch_norm(model: nn.Module) -> bool:
 def shorten(reason: str) -> str:
     """A reason without the names of one model, to group by."""
     text = re.sub(r"'[^']*'", "'…'", reason.split("\n")[0])
-    text = re.sub(r"\b[A-Z]\w+\.\w+(\.\w+)*", "…", text)
+    text = re.sub(r"\b[A-Z]\w+\.\w+(\.\w+)*|\([A-Z]\w+\)", "…", text)
     text = re.sub(r"\[[\d, ]*\]|\([\d, ]*\)", "[…]", text)
     return re.sub(r"-?\b\d[\d.e+-]*\b", "N", text)

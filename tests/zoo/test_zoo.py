@@ -9,7 +9,7 @@ from .exhibits import exhibits
 from .runner import read, run
 
 # To be mended: each is an error of the library, not of the model.
-WRONG = {"depth_pro", "program hooks that the first call installs"}
+WRONG = {"depth_pro"}
 FOREIGN = {"dpt", "wavlm", "peft shira", "program nested tensor", "program vmap over samples"}
 
 

@@ -79,9 +79,10 @@ def _images(model: nn.Module, taken: inspect.Signature) -> Iterator[Callable[[in
         for depth in (value_of(config.vision_config, "temporal_patch_size", default=1), 1):
             yield _grid(taken, channels * depth * patch * patch)
         yield _grid(taken, channels, patch, patch)
-    for shape in ((channels, height, width), (1, channels, height, width)):
-        yield _maker("pixel_values", shape, taken, size=(height, width))
-    yield _maker("pixel_values", (2, channels, height, width), taken, size=(height, width))
+    # A model may cut an image to the size that it is told, or want none; and see it in two crops.
+    for size in ((height, width), None):
+        for crops in ((), (1,), (2,)):
+            yield _maker("pixel_values", (*crops, channels, height, width), taken, size)
 
 
 def _maker(

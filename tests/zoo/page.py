@@ -91,7 +91,7 @@ def page(rows: list[Row]) -> str:
     )
     for title, members in _sections(rows).items():
         built = [row for row in members if row["verdict"] != "unbuildable"]
-        lines += ["", f"## {title.capitalize()}", f"{_counted(members)}.", ""]
+        lines += ["", f"## {title[0].upper() + title[1:]}", f"{_counted(members)}.", ""]
         lines += ["| name | class | verdict | reason | time |", "| --- | --- | --- | --- | ---: |"]
         lines += [_line(row) for row in sorted(built, key=lambda row: row["name"])]
         if left := [row for row in members if row["verdict"] == "unbuildable"]:
@@ -118,7 +118,9 @@ def _counted(rows: list[Row]) -> str:
 def _line(row: Row) -> str:
     name = row["name"].removeprefix("peft ").removeprefix("program ")
     reason = _brief(row["reason"]) if row["verdict"] not in ("exact", "hardened") else ""
-    reason = "; ".join(part for part in (reason, row["note"]) if part)
+    used = row["used"] if row["used"] is not None and row["used"] < 0.9 else None
+    reached = "" if used is None else f"{used:.0%} of the parameters are reached"
+    reason = "; ".join(part for part in (reason, row["note"], reached) if part)
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.0f}x"
     classes = "" if row["classes"] == name else row["classes"]
     return f"| {name} | {classes} | {_WORDS[row['verdict']]} | {reason} | {ratio} |"

@@ -57,7 +57,8 @@ _NAMES = [
     (
         4,
         "num_experts num_local_experts n_routed_experts moe_num_experts "
-        "num_conv_pos_embeddings linear_num_key_heads linear_num_value_heads mamba_n_heads "
+        "num_conv_pos_embeddings mm_tokens_per_image linear_num_key_heads "
+        "linear_num_value_heads mamba_n_heads "
         "mamba_num_heads index_n_heads sliding_window chunk_size mamba_chunk_size "
         "attention_chunk_size zero_expert_num",
     ),
@@ -178,6 +179,8 @@ def _small(key: str, value: Any, held: dict[str, Any], layers: int, tokens: _Tok
 
 
 def _small_list(key: str, value: list[Any], held: dict[str, Any], layers: int) -> Any:
+    if key == "image_grid_pinpoints":
+        return [[IMAGE, IMAGE]]
     count = next((held[n] for n in _LAYER_NAMES if isinstance(held.get(n), int)), None)
     if len(value) == count and len(value) > 4 and not isinstance(value[0], dict):
         kinds = _kinds(value)

@@ -98,3 +98,33 @@ def test_something_made_of_parameters_with_an_entry_for_each_sample_is_exact():
         return net.last(torch.matmul(net.first(x).unsqueeze(1), keys.mT) @ keys).squeeze(1)
 
     assert_exact(Net(forward), squares, samples(4))
+
+
+class Contrastive(nn.Module):
+    """Returns similarities of all pairs besides embeddings, as CLIP does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.text, self.image = (nn.Linear(FEATURES, 6).double() for _ in range(2))
+
+    def forward(self, x):
+        text, image = self.text(x), self.image(x.sin())
+        return {"text": text, "image": image, "similarities": text @ image.mT}
+
+
+def test_similarities_that_no_loss_uses_are_returned():
+    def losses(model, x):
+        outputs = model(x)
+        return (outputs["text"] * outputs["image"]).sum(1)
+
+    assert_exact(Contrastive(), losses, samples(4))
+
+
+def test_similarities_that_a_loss_uses_are_refused():
+    def losses(model, x):
+        return model(x)["similarities"].log_softmax(1).diagonal()
+
+    model, x = Contrastive(), samples(4)
+    with pytest.raises(QuietgradError, match="mixed"):
+        qg.clipped_sum(model, lambda: losses(model, x))

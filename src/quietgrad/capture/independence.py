@@ -36,7 +36,7 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
 from quietgrad.capture.layout import Layout
-from quietgrad.capture.outputs import OutputComparison, tells_samples_apart
+from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
 from quietgrad.capture.refusals import kept_data_refusal, raw_data_refusal
 from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
 from quietgrad.capture.samples import (
@@ -460,7 +460,8 @@ class _Examination:
         returned is compared.
         """
         new = torch.arange(run.batch) if new is None else new
-        comparison, reference = self._comparison(old, new, run.samples), self._reference
+        comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
+        reference = self._reference
         if not comparison.holds(reference.outputs, run.outputs):
             return False
         if not backward:
@@ -473,9 +474,11 @@ class _Examination:
             return False
         return self._same_factors(reference.factors, run, old, new)
 
-    def _comparison(self, old: Tensor, new: Tensor, samples: Tensor) -> OutputComparison:
-        known, batch = self._call.outputs, self.recorded.batch
-        return OutputComparison(known, batch, len(samples), old, new, samples, self._bits)
+    def _comparison(
+        self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
+    ) -> OutputComparison:
+        known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
+        return OutputComparison(known, batch, count, old, new, samples, self._bits, is_alike)
 
     @cached_property
     def _bits(self) -> int:
@@ -495,7 +498,7 @@ class _Examination:
         return Execution(self._everyone, outputs, self.recorded.factors)
 
     def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
-        same_size = run.batch == self.recorded.batch
+        same_size = run.is_alike and run.batch == self.recorded.batch
         same = partial(
             agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
         )
@@ -514,9 +517,17 @@ class _Examination:
                     return False
                 doubtful.update(() if verdict else one.target.names)
         doubtful -= run.unknown
+        # Rows of a broken sample have no owner that could be told.
+        is_whole = ~self._is_broken[old]
+        pair = old[is_whole], new[is_whole]
         return all(
-            _is_same_total(name, before, run.factors, old, new, same) for name in sorted(doubtful)
+            _is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful)
         )
+
+    @cached_property
+    def _is_broken(self) -> Tensor:
+        """The samples whose losses sent something that is not finite to the outputs."""
+        return find_broken(self._call.outputs, self.recorded.batch)
 
     @cached_property
     def _largest_gradient(self) -> float:

@@ -38,7 +38,8 @@ class OutputComparison:
     """Compares a run of ``batch`` samples with one of ``count``.
 
     Samples ``old`` of the first are samples ``new`` of the second. Sample ``i`` of the second is
-    sample ``samples[i]`` of the first, or a copy of it.
+    sample ``samples[i]`` of the first, or a copy of it. Kernels round differently unless both are
+    alike in the sizes of all operations.
     """
 
     known: Sequence[OutputLayout]
@@ -48,6 +49,7 @@ class OutputComparison:
     new: Tensor
     samples: Tensor
     bits: int = 64
+    is_alike: bool = True
 
     def holds(self, before: Node, after: Node) -> bool:
         """Whether these samples' outputs are the same, in some layout of each output."""
@@ -129,7 +131,7 @@ class OutputComparison:
         if probed and rows is not None and not rows.is_probed and torch.equal(before, after):
             return True  # a table, with no samples in it: no loss sends it gradients
         return not layouts or any(
-            agree(layout.select(before, self.old), layout.select(after, self.new), self.bits)
+            self._agree(layout.select(before, self.old), layout.select(after, self.new))
             for layout in layouts
         )
 
@@ -143,7 +145,11 @@ class OutputComparison:
         now = layout.arrange(self.samples)
         if before.ndim != after.ndim or now.owners.numel() != after.shape[now.dims[0]]:
             return False
-        return agree(layout.select(before, self.old), now.select(after, self.new), self.bits)
+        return self._agree(layout.select(before, self.old), now.select(after, self.new))
+
+    def _agree(self, one: Tensor, other: Tensor) -> bool:
+        same = agree if self.is_alike else agree_across_sizes
+        return one.shape == other.shape and same(one, other, self.bits)
 
     def _same_of_fewer(
         self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
@@ -190,6 +196,16 @@ def is_reordered(known: OutputLayout, batch: int) -> bool:
         return False
     owned = match_rows(known.strict_evidence, batch)
     return owned is not None and not owned.keeps_places
+
+
+def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
+    """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
+    broken = torch.zeros(batch, dtype=torch.bool)
+    for each in known:
+        if each.gradient is not None and not each.gradient.isfinite().all():
+            for layout in _allowed_layouts(each.gradient, each, batch)[:1]:
+                broken |= layout.split(~each.gradient.isfinite(), 0).any(1).cpu()
+    return broken
 
 
 def tells_samples_apart(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:

@@ -41,6 +41,10 @@ Factors = dict[tuple["SiteKey", int], list["TargetFactor"] | None]
 """The factors at a site for its n-th gradient in a pass, one for each use; None if undecided."""
 
 
+Sizes = tuple[tuple["SiteKey", torch.Size], ...]
+"""Of what captured operations give, in the order in which they ran."""
+
+
 @dataclass
 class ModelCall:
     """One call of a model (or of a part of it, by the user), to be repeated with other samples.
@@ -60,6 +64,7 @@ class ModelCall:
         transient: attributes that the user has changed since.
         random_after: the generators after the call, if it drew from NumPy's or Python's.
         orders_rows: whether the graph behind it picks rows; a repeat may pick others.
+        sizes: of the captured operations in it.
     """
 
     model: nn.Module
@@ -77,6 +82,7 @@ class ModelCall:
     transient: set[str] = field(default_factory=set)
     random_after: RandomState | None = None
     orders_rows: bool = False
+    sizes: Sizes = ()
     _ends: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
@@ -199,6 +205,8 @@ class Execution:
         has_same_draws: whether NumPy's and Python's generators drew as much as in the call: then
             what they drew was for all samples together, or for as many.
         rows: whose the rows of its arguments are, if that was asked.
+        is_alike: whether all operations were of the same sizes as in the call, so that kernels
+            round alike.
     """
 
     samples: Tensor
@@ -209,6 +217,7 @@ class Execution:
     held: HeldValues | None = None
     has_same_draws: bool = True
     rows: ArgumentRows | None = None
+    is_alike: bool = True
 
     @property
     def batch(self) -> int:
@@ -355,7 +364,8 @@ def repeat(
             held = copy_values(call.model)
             has_same_draws &= held.generators == call.after.generators
         unknown = frozenset(recorder.unknown)
-        found = recorder.factors, unknown, grads, held, has_same_draws, argument_rows
+        is_alike = tape.list_sizes() == call.sizes
+        found = recorder.factors, unknown, grads, held, has_same_draws, argument_rows, is_alike
         return Execution(samples, outputs, *found)
 
 

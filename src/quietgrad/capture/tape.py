@@ -185,6 +185,12 @@ class Tape:
                 found.setdefault(name, {})[str(site.key)] = None
         return {name: tuple(keys) for name, keys in found.items()}
 
+    def list_sizes(self, call: int = 0) -> tuple[tuple[SiteKey, torch.Size], ...]:
+        """What the captured operations of a call gave, in order; arguments are none."""
+        return tuple(
+            (site.key, site.shape) for site in self.sites if site.uses and site.call == call
+        )
+
     def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
         return any(

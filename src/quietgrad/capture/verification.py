@@ -148,8 +148,9 @@ class Verifier:
         """Repeat every call of the model."""
         self._on_probed()
         self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
-        for call in tape.calls:
+        for number, call in enumerate(tape.calls):
             call.note_transient()
+            call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
         shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}

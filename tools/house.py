@@ -26,7 +26,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
     "files": 170,
-    "lines": 37_500,  # 36,500 before operations without a rule were captured (design note 1)
+    "lines": 39_500,  # 36,500 before operations without a rule and rows of any order (note 15)
     "files in one step": 36,
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,

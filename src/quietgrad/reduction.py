@@ -14,7 +14,7 @@ from torch import Tensor
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
 from quietgrad.factors.base import Factor
-from quietgrad.factors.extremes import add_extremes, find_extremes, norms_of_extremes
+from quietgrad.factors.combined import add_extremes, find_extremes, norms_of_extremes
 from quietgrad.grouping.base import Group
 from quietgrad.strategies import Evaluator
 

@@ -15,7 +15,7 @@ import quietgrad as qg
 from quietgrad import clipping as clippings
 from quietgrad.clipping import Clipping
 from quietgrad.factors import Combined, Conv, Dense, Factor, Gather, Geometry, Outer
-from quietgrad.factors.extremes import find_extremes
+from quietgrad.factors.combined import find_extremes
 from quietgrad.grouping.base import Group
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator, Strategy
@@ -183,7 +183,7 @@ def test_products_that_overflow_are_dropped():
 
 
 def test_a_few_samples_at_a_time(monkeypatch):
-    monkeypatch.setattr("quietgrad.factors.extremes._FLOATS_AT_ONCE", 2 * SHAPE.numel())
+    monkeypatch.setattr("quietgrad.factors.combined._FLOATS_AT_ONCE", 2 * SHAPE.numel())
     for kind in KINDS:
         factor, grads = made(kind, torch.float64)
         scales = torch.full((B,), 1e250, dtype=torch.float64)

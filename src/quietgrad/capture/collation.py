@@ -32,8 +32,7 @@ from quietgrad.capture.outputs import Seed, has_one_for_each
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
-from quietgrad.factors.combined import combine
-from quietgrad.factors.extremes import norms_of_extremes
+from quietgrad.factors.combined import combine, norms_of_extremes
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4

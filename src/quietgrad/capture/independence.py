@@ -37,7 +37,16 @@ from quietgrad.capture.compare import (
 from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
-from quietgrad.capture.refusals import kept_data_refusal, raw_data_refusal
+from quietgrad.capture.refusals import (
+    broken_refusal,
+    counted_refusal,
+    kept_data_refusal,
+    mixed_refusal,
+    nothing_to_compare_refusal,
+    placed_refusal,
+    raw_data_refusal,
+    unrepeatable_refusal,
+)
 from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
 from quietgrad.capture.samples import (
     Arguments,
@@ -48,7 +57,7 @@ from quietgrad.capture.samples import (
     rebuild_arguments,
 )
 from quietgrad.capture.tape import TargetFactor
-from quietgrad.errors import QuietgradError, SampleMixingError, UnsupportedOperationError
+from quietgrad.errors import QuietgradError, UnsupportedOperationError
 from quietgrad.factors.base import Factor
 
 Choose = Callable[[Any], Any]
@@ -253,17 +262,19 @@ class _Examination:
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
             is_same = self._replace_others(kept, DrawRecorder())
         if not is_same:
-            return self._explain(_mixed(self._kind))
+            return self._explain(mixed_refusal(self._kind))
         # Gradients that depend on places or numbers of samples alone are looked for less often.
         backward = is_new or secrets.randbelow(2) == 0
         if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
             return complaint
         if is_first and not self._drawn.has_hidden:
             if not self._replace_others(~kept, largest=False) or self._mixes_any(others):
-                return self._explain(_mixed(self._kind))
+                return self._explain(mixed_refusal(self._kind))
             if self._moves_any():
-                return self._explain((_placed if self._is_moved() else _counted)(self._kind))
-        return None if self._is_verifiable else _nothing_to_compare(self._kind)
+                return self._explain(
+                    (placed_refusal if self._is_moved() else counted_refusal)(self._kind)
+                )
+        return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
 
     @cached_property
     def _scores(self) -> Tensor | None:
@@ -378,8 +389,8 @@ class _Examination:
         if self._is_same_for(samples, self._drawn, backward=backward) is not False:
             return None
         if self._mixes_any(separate_samples(self.recorded.batch)):
-            return self._explain(_mixed(self._kind))
-        return self._explain((_placed if self._is_moved() else _counted)(self._kind))
+            return self._explain(mixed_refusal(self._kind))
+        return self._explain((placed_refusal if self._is_moved() else counted_refusal)(self._kind))
 
     def _is_moved(self) -> bool:
         """Whether samples notice that all change places; not known if draws change with them."""
@@ -390,13 +401,13 @@ class _Examination:
     def _explain(self, complaint: QuietgradError) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
         if self._error is not None:
-            return _broken(self._kind, self._error)
-        return complaint if self._is_repeatable() else _unrepeatable(self._kind)
+            return broken_refusal(self._kind, self._error)
+        return complaint if self._is_repeatable() else unrepeatable_refusal(self._kind)
 
     def require_repeatable(self) -> None:
         """Refuse a call that gives something else when it is repeated unchanged."""
         if not self._is_repeatable():
-            raise _unrepeatable(self._kind)
+            raise unrepeatable_refusal(self._kind)
 
     def _is_repeatable(self) -> bool:
         return self._agrees(self.run(self._unchanged, self._everyone), self._everyone)
@@ -587,62 +598,3 @@ def _add_up(factors: Sequence[Factor], samples: Tensor) -> Tensor:
     for other in others:
         first = first + other
     return first
-
-
-def _mixed(kind: str) -> QuietgradError:
-    return SampleMixingError(
-        f"samples are mixed: what the model ({kind}) returned for some samples, its shape, "
-        "or their gradients, changed when other samples of the batch were replaced. Its forward or "
-        "its backward computes something across the batch: statistics (also detached ones), a "
-        "length or a set of all samples, a cache of earlier samples, or an operation over the "
-        "batch dimension. Compute it per sample, or from public data kept in buffers. (Keep an "
-        "argument that holds no samples, but happens to be as long as the batch, in the model.)"
-    )
-
-
-def _placed(kind: str) -> QuietgradError:
-    return SampleMixingError(
-        f"what the model ({kind}) returned for samples, or their gradients, depends on their place "
-        "in the batch: it changed when samples changed places. Removing one sample would then "
-        "change the gradients of all behind it. Something is indexed by the batch dimension; a "
-        "sequence-first layer (a positional encoding, say) in a batch-first model is the usual "
-        "cause."
-    )
-
-
-def _counted(kind: str) -> QuietgradError:
-    return SampleMixingError(
-        f"what the model ({kind}) returned for samples, or their gradients, depends on the number "
-        "of samples: with some left out, it changed for the others. Something is divided or scaled "
-        "by the size of the batch, also in a backward pass. Use a constant instead."
-    )
-
-
-def _broken(kind: str, error: Exception) -> QuietgradError:
-    return UnsupportedOperationError(
-        f"the model ({kind}) does not run when some samples of the batch are replaced by copies of "
-        f"others ({type(error).__name__}: {error}), so that it cannot be verified that it keeps "
-        "samples apart. It requires something of all samples together. Remove what it asserts "
-        "about the batch (an order), and keep arguments that hold no samples in the model."
-    )
-
-
-def _unrepeatable(kind: str) -> QuietgradError:
-    return UnsupportedOperationError(
-        f"the model ({kind}) gave something else when its forward was repeated with the same "
-        "samples, weights, attributes, buffers and random draws, so that it cannot be verified "
-        "that it keeps samples apart. It keeps something outside of its modules between calls (a "
-        "file, an iterator, an object that cannot be looked into), or it draws from a generator "
-        "that cannot be put back (one made anew in each call, the operating system's). Keep state "
-        "in attributes of modules, and draw from torch's own generator."
-    )
-
-
-def _nothing_to_compare(kind: str) -> QuietgradError:
-    return UnsupportedOperationError(
-        f"the model ({kind}) is called with samples and returns nothing in which they can be told "
-        "apart, so that it cannot be verified that it keeps them apart: its results leave it in "
-        "another way (an attribute, a closure), or as rows of all samples one after the other. "
-        "Return them from the forward, as tensors with a dimension for the samples or as a list "
-        "with one entry for each."
-    )

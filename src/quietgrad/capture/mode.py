@@ -18,15 +18,16 @@ from torch.utils._pytree import tree_map
 from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.compare import tensors_in
 from quietgrad.capture.derivation import derive, run_on_entries
-from quietgrad.capture.interception import (
+from quietgrad.capture.operations import (
     Handle,
     HiddenFunction,
     add_samples,
+    classify,
+    find_rule,
     find_vmap,
     leave_transforms,
     unwrap,
 )
-from quietgrad.capture.operations import classify, find_rule
 from quietgrad.capture.parameters import (
     Derived,
     ParameterTable,

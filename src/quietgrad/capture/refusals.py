@@ -17,6 +17,7 @@ from quietgrad.errors import (
     DistributedTrainingError,
     EscapedGradientError,
     LossError,
+    QuietgradError,
     SampleMixingError,
     StrayGradientError,
     TrainableSetError,
@@ -333,3 +334,71 @@ def note_if_exhausted(error: BaseException | None, samples: int) -> None:
         return
     if advice(samples) not in getattr(error, "__notes__", ()):
         error.add_note(advice(samples))
+
+
+# -- of calls that were repeated ------------------------------------------------------------------
+
+
+def mixed_refusal(kind: str) -> QuietgradError:
+    """Others were replaced, and a sample noticed."""
+    return SampleMixingError(
+        f"samples are mixed: what the model ({kind}) returned for some samples, its shape, "
+        "or their gradients, changed when other samples of the batch were replaced. Its forward or "
+        "its backward computes something across the batch: statistics (also detached ones), a "
+        "length or a set of all samples, a cache of earlier samples, or an operation over the "
+        "batch dimension. Compute it per sample, or from public data kept in buffers. (Keep an "
+        "argument that holds no samples, but happens to be as long as the batch, in the model.)"
+    )
+
+
+def placed_refusal(kind: str) -> QuietgradError:
+    """Samples changed places, and noticed."""
+    return SampleMixingError(
+        f"what the model ({kind}) returned for samples, or their gradients, depends on their place "
+        "in the batch: it changed when samples changed places. Removing one sample would then "
+        "change the gradients of all behind it. Something is indexed by the batch dimension; a "
+        "sequence-first layer (a positional encoding, say) in a batch-first model is the usual "
+        "cause."
+    )
+
+
+def counted_refusal(kind: str) -> QuietgradError:
+    """Others were left out, and a sample noticed."""
+    return SampleMixingError(
+        f"what the model ({kind}) returned for samples, or their gradients, depends on the number "
+        "of samples: with some left out, it changed for the others. Something is divided or scaled "
+        "by the size of the batch, also in a backward pass. Use a constant instead."
+    )
+
+
+def broken_refusal(kind: str, error: Exception) -> QuietgradError:
+    """The model does not run with replaced samples."""
+    return UnsupportedOperationError(
+        f"the model ({kind}) does not run when some samples of the batch are replaced by copies of "
+        f"others ({type(error).__name__}: {error}), so that it cannot be verified that it keeps "
+        "samples apart. It requires something of all samples together. Remove what it asserts "
+        "about the batch (an order), and keep arguments that hold no samples in the model."
+    )
+
+
+def unrepeatable_refusal(kind: str) -> QuietgradError:
+    """The model gave something else with the same samples."""
+    return UnsupportedOperationError(
+        f"the model ({kind}) gave something else when its forward was repeated with the same "
+        "samples, weights, attributes, buffers and random draws, so that it cannot be verified "
+        "that it keeps samples apart. It keeps something outside of its modules between calls (a "
+        "file, an iterator, an object that cannot be looked into), or it draws from a generator "
+        "that cannot be put back (one made anew in each call, the operating system's). Keep state "
+        "in attributes of modules, and draw from torch's own generator."
+    )
+
+
+def nothing_to_compare_refusal(kind: str) -> QuietgradError:
+    """Nothing tells the samples apart."""
+    return UnsupportedOperationError(
+        f"the model ({kind}) is called with samples and returns nothing in which they can be told "
+        "apart, so that it cannot be verified that it keeps them apart: its results leave it in "
+        "another way (an attribute, a closure), or as rows of all samples one after the other. "
+        "Return them from the forward, as tensors with a dimension for the samples or as a list "
+        "with one entry for each."
+    )

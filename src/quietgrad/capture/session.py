@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from quietgrad.capture.call import Frame
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.draws import RandomState, find_devices
-from quietgrad.capture.interception import Interception
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.model_state import AttributeWatch, ModelState, preserve_state
+from quietgrad.capture.operations import Interception
 from quietgrad.capture.parameters import ParameterTable, Provenance, WeightWatch
 from quietgrad.capture.refusals import (
     check_losses,

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietgrad.capture.call import Call, is_differentiable
-from quietgrad.capture.interception import HiddenFunction
 from quietgrad.capture.layout import Layout
+from quietgrad.capture.operations import HiddenFunction
 from quietgrad.capture.owners import OwnedLayout
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors.base import Dense, Factor, content_of

@@ -352,14 +352,19 @@ class AttributeWatch:
         for module, attribute in self._emptied.values():
             setattr(module, attribute, None)
 
-    def reset(self, name: str) -> bool:
-        """Empty an attribute of a module from here on, if it was None before the forward."""
-        path, _, attribute = name.rpartition(".")
-        if name not in self._empty:
-            return False
-        self._emptied[name] = self._model.get_submodule(path), attribute
+    def can_reset(self, name: str) -> bool:
+        """Whether it is an attribute of a module that was None before the forward."""
+        return name in self._empty
+
+    def reset(self, name: str) -> None:
+        """Empty such an attribute, and from here on after every forward."""
+        self._emptied[name] = self.locate(name)
         self.reset_known()
-        return True
+
+    def locate(self, name: str) -> tuple[nn.Module, str]:
+        """The module that has an attribute, and how it is called there."""
+        path, _, attribute = name.rpartition(".")
+        return self._model.get_submodule(path), attribute
 
     def find_gradients(self) -> str | None:
         """The name of an attribute that was set since, to something other than a count."""

@@ -243,7 +243,7 @@ def kept_data_refusal(name: str) -> UnsupportedOperationError:
         "enter later batches, and leave with torch.save(model). Do not store in a module, its "
         "class or a global variable what was computed from data (a cache, a running maximum, an "
         "initialization by the first batch); return it, or delete it before the forward ends. If "
-        "every forward computes it anew, set it to None before training: then it is set to None "
+        "every forward computes it anew, set it to None before training: it is then set to None "
         "again after every micro-batch."
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
 from quietgrad.capture.collation import Collation
+from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
@@ -47,8 +47,6 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
-
-_CALLER = 5  # stack frames from a warning to the user's call of engine.backward
 
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
@@ -326,7 +324,7 @@ class Capture:
             self._is_paused = False
 
     def _refuse_kept_data(self, tape: Tape) -> None:
-        """Attributes that were None hold data for this forward only: they are emptied again."""
+        """Attributes that were None, and do not count for the next forward, are emptied again."""
         self._attributes.reset_known()
 
         def find() -> str | None:
@@ -336,14 +334,23 @@ class Capture:
             )
 
         while (name := find()) is not None:
-            if not self._attributes.reset(name):
+            if not self._attributes.can_reset(name) or self._remembers(name, tape):
                 raise kept_data_refusal(name)
-            warnings.warn(
-                f"attribute '{name}' of the model is None before a forward and holds something of "
-                "the samples after it. It is set to None again after every micro-batch, so that "
-                "nothing of one enters the next or leaves with the model.",
-                stacklevel=_CALLER,
-            )
+            self._attributes.reset(name)
+
+    def _remembers(self, name: str, tape: Tape) -> bool:
+        """Whether the model gives something else for the same samples with what it has kept."""
+        module, attribute = self._attributes.locate(name)
+        kept = getattr(module, attribute)
+        with self._repeating() as recapture:
+            for call in tape.calls:
+                with call.circumstances(), recapture(tape.batch):
+                    setattr(module, attribute, kept)
+                    outputs = parse_output(call.model(*call.args, **call.kwargs))
+                    assert call.returned is not None
+                    if not agree_throughout(call.returned, outputs):
+                        return True
+        return False
 
     def _refuse_kept_gradients(self) -> None:
         """What hooks kept while gradients were back-propagated."""

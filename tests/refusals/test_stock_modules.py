@@ -46,10 +46,22 @@ def test_it_is_emptied_in_every_step():
             engine.step()
 
 
-def test_an_attribute_that_holds_data_before_a_forward_is_refused():
-    model = Scratch(torch.zeros(4, 1).double(), is_set_always=True)
-    with pytest.raises(QuietgradError, match="set it to None before training"):
-        qg.clipped_sum(model, lambda: squares(model, samples(4)))
+def test_an_attribute_that_is_computed_anew_each_time_is_emptied_after_it():
+    model, x = Scratch(torch.zeros(4, 1).double(), is_set_always=True), samples(4)
+    qg.clipped_sum(model, lambda: squares(model, x))
+    assert model.kept is None
+
+
+def test_an_attribute_that_counts_for_the_next_forward_is_refused():
+    class Remembering(Scratch):
+        def forward(self, x):
+            before, self.kept = self.kept, x.detach().sum(-1, keepdim=True)
+            return self.last(self.first(x) if before is None else self.first(x - before))
+
+    for kept in (None, torch.zeros(4, 1).double()):
+        model, x = Remembering(kept), samples(4)
+        with pytest.raises(QuietgradError, match="attribute 'kept' keeps something"):
+            qg.clipped_sum(model, lambda: squares(model, x))  # noqa: B023
 
 
 class Collector(nn.Module):

@@ -35,7 +35,7 @@ from quietgrad.capture.compare import (
     tensors_in,
 )
 from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
-from quietgrad.capture.layout import Layout
+from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
 from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
 from quietgrad.capture.refusals import (
     broken_refusal,
@@ -54,7 +54,9 @@ from quietgrad.capture.samples import (
     JoinedInput,
     copy_arguments,
     list_input_layouts,
+    list_tensors,
     rebuild_arguments,
+    tells_how_samples_are_joined,
 )
 from quietgrad.capture.tape import TargetFactor
 from quietgrad.errors import QuietgradError, UnsupportedOperationError
@@ -63,6 +65,7 @@ from quietgrad.factors.base import Factor
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
 
+_COPIED = 4  # samples that all others become copies of, when nothing was verified before
 # Of gradients that are compared entry by entry.
 _FLOATS_AT_ONCE = 2**24
 
@@ -102,10 +105,11 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
             backward pass.
     """
     call = recorded.call
-    if call.with_gradients and recorded.has_owned_rows:
-        ragged = _find_joined(recorded, only_ragged=True)
-        if ragged is not None:
-            examination = _Examination(recorded, ragged)
+    joined = None
+    if recorded.has_owned_rows or (is_new and _has_joined_numbers(call, recorded.batch)):
+        joined = _find_joined(recorded)
+        if joined is not None and (joined.is_complete or joined.is_ragged):
+            examination = _Examination(recorded, joined)
             if complaint := examination.find_complaint(is_new=is_new, is_first=is_first):
                 raise complaint
             return
@@ -117,14 +121,21 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
             return
         recorded = replace(recorded, batch=layouts[0].batch)
     complaint = _try_layouts(recorded, layouts, is_new=is_new, is_first=is_first)
-    if complaint is None:
-        return
-    if call.with_gradients:
-        joined = _find_joined(recorded, only_ragged=False)
+    if complaint is not None:
+        joined = joined or _find_joined(recorded)
         other = None if joined is None else _Examination(recorded, joined)
-        if other and not other.find_complaint(is_new=is_new, is_first=is_first):
-            return
-    raise complaint
+        if other is None or other.find_complaint(is_new=is_new, is_first=is_first):
+            raise complaint
+
+
+def _has_joined_numbers(call: ModelCall, batch: int) -> bool:
+    """Whether numbers have rows for all samples, but no dimension as long as the batch."""
+    return any(
+        tensor.is_floating_point()
+        and folded_layouts(tensor, batch)
+        and not exact_layouts(tensor, batch)
+        for tensor in call.arguments
+    )
 
 
 def _try_layouts(
@@ -173,11 +184,10 @@ def _list_frozen_layouts(call: ModelCall, layouts: list[InputLayout]) -> list[In
     return [InputLayout(Layout(rows))] if rows > 1 else []
 
 
-def _find_joined(recorded: RecordedCall, *, only_ragged: bool) -> JoinedInput | None:
-    """Arguments in which samples are rows of one tensor; None if there are none.
-
-    If ``only_ragged``, some must be in any order and number.
-    """
+def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
+    """Arguments in which samples are rows of one tensor; None if there are none."""
+    if not recorded.call.with_gradients:
+        return None
     batch = recorded.batch
     run = _Examination(recorded, InputLayout(Layout(batch))).run_if_possible(
         copy_arguments, torch.arange(batch), read_rows=True
@@ -188,11 +198,16 @@ def _find_joined(recorded: RecordedCall, *, only_ragged: bool) -> JoinedInput | 
     rows = run.rows.found
     if not all(each.keeps_places for each in rows.values()):
         return None
-    is_joined = any(
-        each.is_ragged or (not only_ragged and each.owners.numel() > batch)
-        for each in rows.values()
+    if not any(each.is_ragged or each.owners.numel() > batch for each in rows.values()):
+        return None
+    tensors = list_tensors((recorded.call.args, recorded.call.kwargs))
+    is_complete = all(
+        rows[number].is_in_order or len(tensor) == batch
+        if number in rows
+        else not tells_how_samples_are_joined(tensor, batch)
+        for number, tensor in enumerate(tensors)
     )
-    return JoinedInput(Layout(batch), rows) if is_joined else None
+    return JoinedInput(Layout(batch), rows, is_complete)
 
 
 def _is_before_features(call: ModelCall, layout: Layout) -> bool:
@@ -335,10 +350,17 @@ class _Examination:
 
     def _mixes_any(self, halves: Sequence[Tensor]) -> bool:
         """Whether some of these samples notice that the others are replaced."""
-        alone = torch.arange(self.recorded.batch) == secrets.randbelow(self.recorded.batch)
+        batch = self.recorded.batch
+        # What all samples have in common may decide (no padding at all): copies of single ones.
+        singles = torch.eye(batch, dtype=torch.bool)[random_order(batch)[:_COPIED]]
+        alone = singles[0]
         return not all(
             self._replace_others(kept, backward=False, largest=largest)
-            for kept, largest in [(alone, True), (alone, False), *((each, None) for each in halves)]
+            for kept, largest in [
+                (alone, True),
+                (alone, False),
+                *((each, None) for each in (*halves, *singles)),
+            ]
         )
 
     def _moves_any(self) -> bool:
@@ -429,7 +451,7 @@ class _Examination:
         call, count = self._call, len(samples)
         returned = call.returned
         assert returned is not None
-        if isinstance(self.layout, JoinedInput):
+        if isinstance(self.layout, JoinedInput) and not self.layout.is_complete:
             samples = torch.arange(count)  # each keeps its rows, with other values
         comparison = self._comparison(samples, torch.arange(count), samples)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None

@@ -31,13 +31,14 @@ class Layout:
 
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
         """``[B, K, *last trailing dims]``: all other dimensions become positions of a sample."""
-        tail = tensor.shape[tensor.ndim - trailing :]
+        lead, tail = tensor.shape[: tensor.ndim - trailing], tensor.shape[tensor.ndim - trailing :]
+        each = lead.numel() // self.batch
         if self.batch == 1:
-            return tensor.reshape(1, -1, *tail)
+            return tensor.reshape(1, each, *tail)
         rows = tensor.movedim(self.dim, 0)
         if self.major or rows.shape[0] == self.batch:
-            return rows.reshape(self.batch, -1, *tail)
-        return self._by_sample(rows).reshape(self.batch, -1, *tail)
+            return rows.reshape(self.batch, each, *tail)
+        return self._by_sample(rows).reshape(self.batch, each, *tail)
 
     def unbroadcast(self, tensor: Tensor, shape: torch.Size) -> Tensor:
         """Sum each sample's part of ``tensor`` to ``shape``, from which it was broadcast."""

@@ -325,7 +325,6 @@ class AttributeWatch:
         self._model = model
         self._before: dict[str, Any] | None = None
         self._backward: dict[str, Any] = {}
-        self._empty: set[str] = set()
         self._emptied: dict[str, tuple[nn.Module, str]] = {}
 
     def begin(self, *, looking: bool) -> None:
@@ -334,12 +333,6 @@ class AttributeWatch:
         if looking:
             values = find_values(self._model, iterators=True)
             self._before = {name: _mark(value) for name, value in values}
-            self._empty = {
-                f"{path}.{attribute}" if path else attribute
-                for path, module in self._model.named_modules()
-                for attribute, value in vars(module).items()
-                if value is None
-            }
 
     def begin_backward(self) -> None:
         """A backward pass is about to run, in which hooks may keep gradients."""
@@ -353,8 +346,10 @@ class AttributeWatch:
             setattr(module, attribute, None)
 
     def can_reset(self, name: str) -> bool:
-        """Whether it is an attribute of a module that was None before the forward."""
-        return name in self._empty
+        """Whether it is an attribute of a module itself, and a tensor."""
+        path, _, attribute = name.rpartition(".")
+        modules = dict(self._model.named_modules())
+        return path in modules and isinstance(vars(modules[path]).get(attribute), Tensor)
 
     def reset(self, name: str) -> None:
         """Empty such an attribute, and from here on after every forward."""

@@ -50,8 +50,9 @@ class OwnedLayout(Layout):
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
         """``[B, K, *last trailing dims]``, with zeros where a sample has fewer than K positions."""
         tail = tensor.shape[tensor.ndim - trailing :]
-        rows = self.rows_of(self.clear(tensor))
-        return self.gather(rows).reshape(self.batch, -1, *tail)
+        rows = self.gather(self.rows_of(self.clear(tensor)))
+        each = rows.shape[1 : rows.ndim - trailing].numel()
+        return rows.reshape(self.batch, each, *tail)
 
     def clear(self, tensor: Tensor) -> Tensor:
         """A tensor with the same leading dimensions, with zeros where there is no gradient."""
@@ -153,7 +154,7 @@ class OwnedLayout(Layout):
 
         Where those of a sample are not adjacent, in the order of samples, it stays what it is.
         """
-        if not self._is_in_order:
+        if not self.is_in_order:
             return self
         counts = torch.bincount(self.owners.flatten(), minlength=self.batch)
         owners = torch.arange(len(samples)).repeat_interleave(counts.cpu()[samples])
@@ -161,7 +162,8 @@ class OwnedLayout(Layout):
         return replace(self, batch=len(samples), owners=owners, is_touched=torch.ones_like(owners))
 
     @property
-    def _is_in_order(self) -> bool:
+    def is_in_order(self) -> bool:
+        """Whether rows of the first sample come first, then those of the second, and so on."""
         owners = self.owners.flatten()
         is_sorted = (owners[1:] >= owners[:-1]).all() and (owners >= 0).all()
         return len(self.dims) == 1 and bool(is_sorted)

@@ -242,9 +242,9 @@ def kept_data_refusal(name: str) -> UnsupportedOperationError:
         f"attribute '{name}' keeps something computed from the samples after the forward: it would "
         "enter later batches, and leave with torch.save(model). Do not store in a module, its "
         "class or a global variable what was computed from data (a cache, a running maximum, an "
-        "initialization by the first batch); return it, or delete it before the forward ends. If "
-        "every forward computes it anew, set it to None before training: it is then set to None "
-        "again after every micro-batch."
+        "initialization by the first batch); return it, or delete it before the forward ends. (A "
+        "tensor in an attribute of a module that every forward computes anew, whatever it was "
+        "before, is set to None after every micro-batch.)"
     )
 
 

@@ -109,21 +109,27 @@ class InputLayout:
 class JoinedInput:
     """Arguments in which samples are rows of one tensor: packed, joined into one graph.
 
-    How they are joined (lengths, offsets, edges) stays: rows of a sample get the values of rows of
-    another one. So there are always as many samples.
-
     Attributes:
         main: of tensors with one entry for each sample.
         rows: by number among the tensors, whose the rows are.
+        is_complete: whether nothing else tells how they are joined. Otherwise (lengths, offsets,
+            edges) that stays: rows of a sample get the values of rows of another one, and there are
+            always as many samples.
     """
 
     main: Layout
     rows: Mapping[int, OwnedLayout]
+    is_complete: bool = False
 
     @property
     def batch(self) -> int:
         """The number of samples."""
         return self.main.batch
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples have rows in any order and number."""
+        return any(rows.is_ragged for rows in self.rows.values())
 
     def select(self, samples: Tensor) -> Callable[[Any], Any]:
         """Gives rows of sample ``i`` the values of rows of ``samples[i]``."""
@@ -136,16 +142,29 @@ class JoinedInput:
             if not isinstance(tree, Tensor):
                 return None
             number, seen = seen, seen + 1
-            if number not in self.rows:
-                return copy_tensor(tree)
-            return _as_leaf(self.rows[number].replace(tree.detach(), samples), tree)
+            return _as_leaf(self._select(number, tree.detach(), samples), tree)
 
         def rebuild_all(arguments: Arguments) -> Arguments:
-            if len(samples) != self.batch:
+            if len(samples) != self.batch and not self.is_complete:
                 raise ValueError("samples that are joined cannot be left out")
             return rebuild_arguments(arguments, choose)
 
         return rebuild_all
+
+    def _select(self, number: int, tensor: Tensor, samples: Tensor) -> Tensor:
+        rows = self.rows.get(number)
+        if not self.is_complete:
+            return tensor.clone() if rows is None else rows.replace(tensor, samples)
+        if tensor.ndim and len(tensor) == self.batch:
+            return tensor[samples.to(tensor.device)]
+        return tensor.clone() if rows is None else rows.select(tensor, samples)
+
+
+def tells_how_samples_are_joined(tensor: Tensor, batch: int) -> bool:
+    """Whether it may hold offsets, lengths or edges, and not one entry for each sample."""
+    if tensor.is_floating_point() or not tensor.ndim:
+        return False
+    return tensor.ndim == 1 or len(tensor) != batch
 
 
 def _as_leaf(tensor: Tensor, like: Tensor) -> Tensor:
@@ -316,7 +335,7 @@ def list_input_layouts(arguments: Arguments, batch: int) -> list[InputLayout]:
     """Those that are possible for these arguments, the most natural ones first."""
     each = (*arguments[0], *arguments[1].values())
     lists = [entries for argument in each for entries in lists_of(batch, argument)]
-    tensors = _all_tensors(arguments)
+    tensors = list_tensors(arguments)
     if not lists:
         found = _of_tensors(tensors, batch)
         if not found and _has_sides(arguments, batch):
@@ -332,7 +351,7 @@ def list_input_layouts(arguments: Arguments, batch: int) -> list[InputLayout]:
     return layouts
 
 
-def _all_tensors(arguments: Arguments) -> list[Tensor]:
+def list_tensors(arguments: Arguments) -> list[Tensor]:
     """Also those in attributes of plain objects."""
     found: list[Tensor] = []
 

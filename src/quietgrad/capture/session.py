@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -324,7 +325,7 @@ class Capture:
             self._is_paused = False
 
     def _refuse_kept_data(self, tape: Tape) -> None:
-        """Attributes that were None, and do not count for the next forward, are emptied again."""
+        """Attributes that do not count for the next forward are emptied."""
         self._attributes.reset_known()
 
         def find() -> str | None:
@@ -334,19 +335,24 @@ class Capture:
             )
 
         while (name := find()) is not None:
-            if not self._attributes.can_reset(name) or self._remembers(name, tape):
+            # What is kept now and then only would be kept until the next verification.
+            is_regular = not self._verifier.has_verified and self._attributes.can_reset(name)
+            if not is_regular or self._remembers(name, tape):
                 raise kept_data_refusal(name)
             self._attributes.reset(name)
 
     def _remembers(self, name: str, tape: Tape) -> bool:
-        """Whether the model gives something else for the same samples with what it has kept."""
+        """Whether it counts for a forward what an attribute holds: None, or what was kept."""
         module, attribute = self._attributes.locate(name)
         kept = getattr(module, attribute)
         with self._repeating() as recapture:
-            for call in tape.calls:
+            for call, value in product(tape.calls, (None, kept)):
                 with call.circumstances(), recapture(tape.batch):
-                    setattr(module, attribute, kept)
-                    outputs = parse_output(call.model(*call.args, **call.kwargs))
+                    setattr(module, attribute, value)
+                    try:
+                        outputs = parse_output(call.model(*call.args, **call.kwargs))
+                    except Exception:
+                        return True
                     assert call.returned is not None
                     if not agree_throughout(call.returned, outputs):
                         return True

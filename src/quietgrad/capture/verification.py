@@ -95,6 +95,11 @@ class Verifier:
         self.needs_snapshots = False
         self.is_decisive = True  # a first sample alone cannot be compared with another one
 
+    @property
+    def has_verified(self) -> bool:
+        """Whether some micro-batch was verified."""
+        return bool(self._known or self._earlier)
+
     def verify(self, tape: Tape, losses: Tensor) -> list[Arrival] | None:
         """Refuse losses that mix samples.
 

@@ -149,6 +149,13 @@ class Call:
         site = self._site([Use(target, make)], label, shape, dims)
         return self._tape.tap_source(tensor.detach(), site, shape)
 
+    def choose(self, tensor: Tensor, index: Tensor) -> Tensor:
+        """One entry of a managed tensor along its first dimension, chosen by a number of data."""
+        with self.recapture():
+            chosen: Tensor = tensor[int(index)]
+        derived = self._tape.derived(chosen)
+        return chosen if derived is None else self._tape.mark_chosen(derived)
+
     def own_copies(self, tensor: Any) -> Any:
         """A parameter repeated once per sample as data; anything else unchanged."""
         target = self._target_of(tensor)

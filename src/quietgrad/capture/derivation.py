@@ -50,6 +50,7 @@ def derive(
         isometric=_is_isometric(call.function, args, managed, lookup),
         lookup=lookup,
         broadcast_from=_broadcast_source(call.function, args, output),
+        is_chosen=any(isinstance(g, Derived) and g.is_chosen for _, g in managed),
     )
     return tree_map(lambda leaf: _register(tape, leaf, template), output)
 

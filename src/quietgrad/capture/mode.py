@@ -125,7 +125,11 @@ class CaptureMode(TorchFunctionMode):
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
         managed = [(t, g) for t, g in zip(tensors, targets, strict=True) if g is not None]
         shape = managed[0][0].shape if operation.is_arithmetic else None
-        if operation.ignores_data or all(tape.is_constant_beside(t, shape) for t in data):
+        is_joined = (operation.is_joining or operation.writes_in_place) and any(
+            isinstance(g, Derived) and g.is_chosen for _, g in managed
+        )
+        is_free = all(tape.is_constant_beside(t, shape) for t in data) and not is_joined
+        if operation.ignores_data or is_free:
             if operation.writes_in_place and self._is_writable(args[0], tape):
                 if not self._is_for_samples(args[0], tape.batch):
                     return self._write_constant(call, tape, args, kwargs, managed)

@@ -548,6 +548,7 @@ class ModelState:
         self._restores: list[Restore] = [
             *(partial(_restore_module, module, dict(vars(module))) for module in modules),
             *(partial(_restore_mapping, m._buffers, dict(m._buffers)) for m in modules),
+            *(partial(_restore_mapping, m._modules, dict(m._modules)) for m in modules),
             *(partial(_restore_mapping, hooks, dict(hooks)) for hooks in _list_hooks(modules)),
             *(restore for each in held for restore in _keep(each)),
             *(bound.restore for bound in _find_bindings(model)),

@@ -104,6 +104,7 @@ _SHAPED_LIKE = frozenset(variants("type_as view_as reshape_as to".split()))
 # Made from nothing, though a tensor of data lends its type and device.
 _FACTORIES = frozenset(variants("new_ones new_zeros new_full new_empty new_tensor".split()))
 _EXPANDING = frozenset(variants("expand broadcast_to repeat tile".split()))
+_JOINING = frozenset(variants("cat concat concatenate stack hstack vstack".split()))
 _ARITHMETIC = frozenset(variants("add sub mul div truediv pow multiply divide subtract".split()))
 
 
@@ -119,6 +120,7 @@ class Operation(NamedTuple):
     is_isometric: bool
     is_expanding: bool
     is_arithmetic: bool
+    is_joining: bool
 
 
 @cache
@@ -137,6 +139,7 @@ def classify(function: TorchFunction) -> Operation:
         is_isometric=function in _ISOMETRIC or (is_getter and attribute in ("T", "mT")),
         is_expanding=function in _EXPANDING,
         is_arithmetic=function in _ARITHMETIC,
+        is_joining=function in _JOINING,
     )
 
 

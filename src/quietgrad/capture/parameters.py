@@ -61,13 +61,18 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A tensor computed from parameters (and constants) alone."""
+    """A tensor computed from parameters (and constants) alone.
+
+    Which entry of a parameter it was computed from may have been chosen by data (``is_chosen``):
+    one matrix of many, for an expert or for a sample. If several are joined, each is its sample's.
+    """
 
     tensor: Tensor
     sources: dict[str, Tensor]
     isometric: bool = False
     lookup: Lookup | None = None
     broadcast_from: Tensor | None = None
+    is_chosen: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,7 +24,12 @@ from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
-from quietgrad.capture.model_state import AttributeWatch, ModelState, preserve_state
+from quietgrad.capture.model_state import (
+    AttributeWatch,
+    ModelState,
+    find_values,
+    preserve_state,
+)
 from quietgrad.capture.operations import Interception
 from quietgrad.capture.parameters import ParameterTable, Provenance, WeightWatch
 from quietgrad.capture.refusals import (
@@ -81,6 +86,8 @@ class Capture:
         self._names = tuple(self.parameters.trainable())
         self._when = when
         self._layouts, self._provenance = LayoutTable(), Provenance(model)
+        held = (value for _, value in find_values(model) if isinstance(value, Tensor))
+        self._provenance.note(held, constant=True)  # it was there before any sample
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception = Interception(self._mode.handle_hidden)

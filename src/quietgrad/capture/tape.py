@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -154,6 +155,10 @@ class Tape:
         """Remember a tensor computed from parameters alone."""
         self._derived[id(derived.tensor)] = derived
         return derived.tensor
+
+    def mark_chosen(self, derived: Derived) -> Tensor:
+        """Data decided which entry of a parameter it is."""
+        return self.add_derived(replace(derived, is_chosen=True))
 
     def derived(self, tensor: Tensor) -> Derived | None:
         """The derivation behind ``tensor``, if it has one."""

@@ -290,3 +290,34 @@ _packed_case("lstm-projected", lambda: nn.LSTM(5, 4, proj_size=3, bidirectional=
 _packed_case("gru", lambda: nn.GRU(5, 3, bidirectional=True))
 _packed_case("rnn", lambda: nn.RNN(5, 3, num_layers=2, bias=False))
 _packed_case("relu", lambda: nn.RNN(5, 3, nonlinearity="relu", bidirectional=True))
+
+
+def _route_by_numbers(m, x):
+    """A loop over the experts that are used, each chosen by a number that was computed."""
+    tokens = x.flatten(0, 1)
+    weights, chosen = m.gate(tokens).softmax(-1).max(-1)
+    out = torch.zeros_like(tokens)
+    for expert in chosen.unique():
+        rows = torch.where(chosen == expert)[0]
+        done = F.linear(tokens[rows], m.up[expert], m.bias[expert]) * weights[rows, None]
+        out = out.index_add(0, rows, done)
+    return out.view_as(x)
+
+
+case(
+    "ragged-experts-by-number",
+    lambda: (
+        Net(_route_by_numbers, gate=nn.Linear(5, 3), up=randn(3, 5, 5), bias=randn(3, 5)),
+        randn(B, 7, 5),
+    ),
+)
+case(
+    "ragged-entries-by-number",
+    lambda: (
+        Net(
+            lambda m, ids: torch.stack([m.table[each[0]] * m.table[each[1]].sin() for each in ids]),
+            table=randn(11, 5),
+        ),
+        randint(11, (B, 2)),
+    ),
+)

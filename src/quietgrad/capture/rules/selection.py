@@ -29,6 +29,8 @@ def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
         rows = index[0]
     is_integral = isinstance(rows, Tensor) and rows.dtype in (torch.int64, torch.int32)
     if is_integral and call.is_managed(input):
+        if rows.ndim == 0:
+            return call.choose(input, rows)
         return look_up(call, input, rows, None, lambda table: table[rows])
     return select(call, input, index)
 

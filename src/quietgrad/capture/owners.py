@@ -231,10 +231,10 @@ class OwnerReader:
         """
         if grad.shape != whole.shape or _smallest_told(whole) > _NEGLIGIBLE:
             return False
-        powers = _find_powers(grad, whole)
+        depth = len(self._dims)
+        powers = _find_powers(_peaks(grad, depth), _peaks(whole, depth))
         if self._is_touched is None:
-            told, depth = ~powers.isnan(), len(self._dims)
-            self._is_touched = told.flatten(depth).any(-1) if told.ndim > depth else told
+            self._is_touched = ~powers.isnan()
         table = {exponent: digit for digit, exponent in enumerate(exponents)}
         found: dict[tuple[int, ...], Tensor] = {}
         for dims in list_row_dims(len(self._dims)) if self._left is None else self._left:
@@ -289,10 +289,23 @@ def match_rows(evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int) ->
     return OwnedLayout(batch, owners=owners, dims=(dim,), is_touched=is_touched)
 
 
+def _peaks(tensor: Tensor, depth: int) -> Tensor:
+    """The largest entry of each row in the leading dimensions; a power of two changes none else."""
+    sizes = tensor.abs()
+    if tensor.ndim == depth:
+        return sizes
+    if not sizes.numel():
+        return sizes.new_zeros(sizes.shape[:depth])
+    peaks = sizes.flatten(depth).amax(-1)
+    if not peaks.isfinite().all():
+        peaks = sizes.nan_to_num(0.0, 0.0, 0.0).flatten(depth).amax(-1)
+    return peaks
+
+
 def _find_powers(grad: Tensor, whole: Tensor) -> Tensor:
     """The exponent of the power of two between entries; NaN where it cannot be told."""
     if whole.is_complex():
-        grad, whole = (torch.view_as_real(t).abs().amax(-1) for t in (grad, whole))
+        grad, whole = grad.abs(), whole.abs()
     is_told = whole.abs().ge(_smallest_told(whole)) & grad.ne(0)
     is_told &= whole.isfinite() & grad.isfinite()
     grad, whole = (t if t.dtype == torch.float64 else t.float() for t in (grad, whole))
@@ -331,8 +344,10 @@ def _are_multiples(
     real = grad.real.dtype if grad.is_complex() else grad.dtype
     factors = torch.tensor([2.0**e for e in exponents], dtype=real, device=grad.device)
     shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
-    is_owned = (digits != _NOBODY).view(shape)
     by_row = factors[digits.clamp_min(0)].view(shape)
+    if not (digits == _NOBODY).any():
+        return is_multiple(grad, whole, by_row)
+    is_owned = (digits != _NOBODY).view(shape)
     nothing = _smallest_told(whole)
     is_nobodys = ~is_owned & whole.isfinite()
     is_nothing = whole.abs().le(nothing) & grad.abs().le(nothing * float(factors.max()))

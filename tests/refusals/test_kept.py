@@ -130,7 +130,6 @@ KEPT = {
     "a Fraction": keep_as(Fraction),
     "bytes": lambda model, x: setattr(model, "last", x.mean(0).numpy().tobytes()),
     "a view of memory": lambda model, x: setattr(model, "last", memoryview(x.mean(0).numpy())),
-    "a tensor": keep_tensor,
     "an array": keep_array,
     "in an object": keep_in_object,
     "in a set": keep_in_set,
@@ -147,6 +146,15 @@ def test_data_kept_in_attributes(name, physical_batch_size):
     with pytest.raises(UnsupportedOperationError, match="keeps something computed"):
         for (x,) in next(engine.batches()):
             engine.backward(squares(model, x))
+
+
+@pytest.mark.parametrize("physical_batch_size", [None, 1])
+def test_a_tensor_kept_in_an_attribute_is_taken_out(physical_batch_size):
+    model = Keeping(keep_tensor)
+    engine = attach(model, X, physical_batch_size=physical_batch_size)
+    for (x,) in next(engine.batches()):
+        engine.backward(squares(model, x))
+        assert model.last is None
 
 
 HARMLESS = {

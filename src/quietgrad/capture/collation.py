@@ -29,6 +29,7 @@ from quietgrad.capture.compare import (
 from quietgrad.capture.draws import ConstantDraws, preserve_randomness
 from quietgrad.capture.independence import RecordedCall, list_factors
 from quietgrad.capture.outputs import Seed, has_one_for_each
+from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
@@ -122,20 +123,27 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     if replace_parts is None:
         return
     short, long = pair
+    chosen = ([short] * 2, [long] * 2, [short, long], [short, long, long])
     with preserve_randomness():
-        batches = [collation.collate(each) for each in ([short] * 2, [long] * 2, [short, long])]
-    alone, other, beside = map(replace_parts, batches)
+        batches = [collation.collate(each) for each in chosen]
+        # What collates may sort: then the order in which it is given elements does not count.
+        is_sorting = is_same(_parts(collation.collate([long, short])), _parts(batches[2]))
+    alone, other, beside, more = map(replace_parts, batches)
     if alone is None or other is None or beside is None:
         return
-    if not _Pair(recorded).agree(alone, other, beside, backward=is_first):
+    pair_of_runs = _Pair(recorded, is_sorting=is_sorting)
+    if not pair_of_runs.agree(alone, other, beside, backward=is_first):
         raise SampleMixingError(
             "the output or the gradient of a sample changes when collate_fn puts it together with "
             f"another sample (model {type(recorded.call.model).__name__}): padding counts, or "
             "collate_fn computes something over all its samples. One sample would change the "
             "gradients of others. Mask padded places in the model (attention_mask; "
             "(h * mask).sum(1) / mask.sum(1) for a mean), or pad to a fixed length, and compute "
-            "nothing across samples in collate_fn."
+            "nothing across samples in collate_fn. The model must return them in the order in "
+            "which they are collated."
         )
+    if more is not None and not pair_of_runs.agree_with_more(beside, more):
+        raise counted_refusal(type(recorded.call.model).__name__)
 
 
 def _match(
@@ -202,8 +210,8 @@ def _is_part(part: Any, known: Any) -> bool:
 class _Pair:
     """Runs of one sample beside itself and beside another one, which comes second."""
 
-    def __init__(self, recorded: RecordedCall) -> None:
-        self._recorded, self._call = recorded, recorded.call
+    def __init__(self, recorded: RecordedCall, *, is_sorting: bool) -> None:
+        self._recorded, self._call, self._is_sorting = recorded, recorded.call, is_sorting
         assert recorded.call.returned is not None
         self._is_list = has_one_for_each(
             recorded.call.returned, recorded.call.outputs, recorded.batch
@@ -222,7 +230,27 @@ class _Pair:
         bits = coarsest_bits(self._call.model.parameters())
         if self._same_outputs(first, second, both, (0, 1), bits):
             return self._same_gradients(first, both, bits)
-        return self._same_outputs(first, second, both, (1, 0), bits)  # collating may sort
+        return self._is_sorting and self._same_outputs(first, second, both, (1, 0), bits)
+
+    def agree_with_more(self, beside: Arguments, more: Arguments) -> bool:
+        """Whether both samples get the same when there is a third one behind them."""
+        if self._is_sorting:
+            return True
+        try:
+            two, three = (
+                self._run(given, None, backward=False, count=count)
+                for given, count in ((beside, 2), (more, 3))
+            )
+        except Exception:
+            return True
+        bits = coarsest_bits(self._call.model.parameters())
+        ones = _outputs_of_each(two.outputs, 2, is_list=self._is_list)
+        others = _outputs_of_each(three.outputs, 3, is_list=self._is_list)
+        return all(
+            _agree_where_both_are(one, other, bits)
+            for rows, more_rows in zip(ones, others, strict=False)
+            for one, other in zip(rows, more_rows, strict=False)
+        )
 
     def _same_outputs(
         self,
@@ -233,7 +261,7 @@ class _Pair:
         bits: int,
     ) -> bool:
         one, other, together = (
-            _outputs_of_two(run.outputs, is_list=self._is_list) for run in (first, second, both)
+            _outputs_of_each(run.outputs, 2, is_list=self._is_list) for run in (first, second, both)
         )
         return all(
             _agree_where_both_are(a, b, bits)
@@ -241,17 +269,20 @@ class _Pair:
             for a, b in zip(alone, together[place], strict=False)
         )
 
-    def _run(self, arguments: Arguments, like: Execution | None, *, backward: bool) -> Execution:
+    def _run(
+        self, arguments: Arguments, like: Execution | None, *, backward: bool, count: int = 2
+    ) -> Execution:
         def seeds(outputs: Node, factors: Tensor | None) -> list[Seed]:
             scale = 1.0 if factors is None else factors[0].item()
             seen = outputs if like is None else like.outputs
-            rows, _ = _outputs_of_two(seen, is_list=self._is_list)
+            rows, _ = _outputs_of_each(seen, 2, is_list=self._is_list)
             shapes = [row.shape for row in rows]
             return _seed_first(outputs, shapes, scale, is_list=self._is_list)
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        return repeat(call, lambda _: arguments, torch.arange(2), begin, recapture, ConstantDraws())
+        samples, mode = torch.arange(count), ConstantDraws()
+        return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By the norms of all parameters: the outputs, which they begin with, are the same."""
@@ -282,13 +313,12 @@ Rows = list[Tensor]
 """What was returned for one sample."""
 
 
-def _outputs_of_two(outputs: Node, *, is_list: bool) -> tuple[Rows, Rows]:
-    """Of the first and of the second sample: rows of tensors, or the entries of a list."""
-    if is_list and isinstance(outputs, Branch) and len(outputs.children) == 2:
-        first, second = (list(leaves(child)) for child in outputs.children)
-        return first, second
-    rows = [tensor for tensor in leaves(outputs) if tensor.ndim and len(tensor) == 2]
-    return [row[0] for row in rows], [row[1] for row in rows]
+def _outputs_of_each(outputs: Node, count: int, *, is_list: bool) -> list[Rows]:
+    """Of each sample: rows of tensors, or the entries of a list."""
+    if is_list and isinstance(outputs, Branch) and len(outputs.children) == count:
+        return [list(leaves(child)) for child in outputs.children]
+    rows = [tensor for tensor in leaves(outputs) if tensor.ndim and len(tensor) == count]
+    return [[row[place] for row in rows] for place in range(count)]
 
 
 def _seed_first(
@@ -297,7 +327,7 @@ def _seed_first(
     """Fixed numbers for the first sample, where it has places alone too; zero elsewhere."""
     whole = [tensor for tensor in leaves(outputs) if tensor.ndim and len(tensor) == 2]
     if is_list:
-        whole, _ = _outputs_of_two(outputs, is_list=True)
+        whole, _ = _outputs_of_each(outputs, 2, is_list=True)
     seeds = []
     for output, shape in zip(whole, shapes, strict=False):
         if output.requires_grad:

@@ -45,6 +45,7 @@ from quietgrad.capture.refusals import (
     nothing_to_compare_refusal,
     placed_refusal,
     raw_data_refusal,
+    reordered_refusal,
     unrepeatable_refusal,
 )
 from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
@@ -83,6 +84,8 @@ class RecordedCall:
             hand on what is inside.
         shared: by id, parts of its arguments that were the same with other samples.
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
+        was_joined: whether an earlier call had rows of several samples in one tensor; this one may
+            have as many as samples.
     """
 
     call: ModelCall
@@ -92,9 +95,10 @@ class RecordedCall:
     is_bypassed: bool = False
     shared: frozenset[int] = frozenset()
     has_owned_rows: bool = False
+    was_joined: bool = False
 
 
-def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> None:
+def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> bool:
     """Refuse a call whose results for some samples depend on others, on places or on their number.
 
     Args:
@@ -103,29 +107,37 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         is_first: whether nothing at all was verified before. Then each half of the samples is
             replaced once, and every two samples are told apart by further repeats, without a
             backward pass.
+
+    Returns:
+        Whether it is called with rows of several samples in one tensor.
     """
     call = recorded.call
-    joined = None
-    if recorded.has_owned_rows or (is_new and _has_joined_numbers(call, recorded.batch)):
+    has_joined = call.with_gradients and _has_joined_numbers(call, recorded.batch)
+    if recorded.has_owned_rows or has_joined or recorded.was_joined:
         joined = _find_joined(recorded)
-        if joined is not None and (joined.is_complete or joined.is_ragged):
+        if joined is not None:
             examination = _Examination(recorded, joined)
             if complaint := examination.find_complaint(is_new=is_new, is_first=is_first):
                 raise complaint
-            return
+            return True
     layouts = list_input_layouts((call.args, call.kwargs), recorded.batch)
+    if has_joined:
+        # Not a layout in which only something beside them would be exchanged.
+        layouts = [layout for layout in layouts if layout.folded]
     if not call.with_gradients:
         layouts = _list_frozen_layouts(call, layouts)
         if not layouts:
             check_single(replace(recorded, batch=1))
-            return
+            return False
         recorded = replace(recorded, batch=layouts[0].batch)
     complaint = _try_layouts(recorded, layouts, is_new=is_new, is_first=is_first)
     if complaint is not None:
-        joined = joined or _find_joined(recorded)
+        joined = _find_joined(recorded)
         other = None if joined is None else _Examination(recorded, joined)
         if other is None or other.find_complaint(is_new=is_new, is_first=is_first):
             raise complaint
+        return True
+    return False
 
 
 def _has_joined_numbers(call: ModelCall, batch: int) -> bool:
@@ -198,7 +210,10 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     rows = run.rows.found
     if not all(each.keeps_places for each in rows.values()):
         return None
-    if not any(each.is_ragged or each.owners.numel() > batch for each in rows.values()):
+    if not all(each.is_usual for each in rows.values()):
+        raise reordered_refusal(type(recorded.call.model).__name__)
+    is_joined = any(each.is_ragged or each.owners.numel() > batch for each in rows.values())
+    if not is_joined and not recorded.was_joined:
         return None
     tensors = list_tensors((recorded.call.args, recorded.call.kwargs))
     is_complete = all(
@@ -596,6 +611,8 @@ def _is_same_total(
 ) -> bool:
     """Whether samples have the same gradients, whichever operations they come from."""
     ones, others = list_factors(before, name), list_factors(after, name)
+    if not len(old):
+        return True
     if not ones or not others:
         samples = old if ones else new
         squares = [each.select(samples.to(each.device)).sq_norm() for each in ones or others]

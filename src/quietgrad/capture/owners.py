@@ -23,7 +23,7 @@ from quietgrad.factors.routed import list_slots
 if TYPE_CHECKING:
     from quietgrad.capture.graph import Graph
     from quietgrad.capture.layout import LayoutTable
-    from quietgrad.capture.tape import Arrival, Tape
+    from quietgrad.capture.tape import Arrival, Site, Tape
 
 # Powers of two that losses are multiplied by: far from what any type of number cannot hold.
 _CODES, _LARGEST = 64, 31
@@ -41,11 +41,14 @@ class OwnedLayout(Layout):
         dims: of a tensor, in order; none if all of it belongs to one sample.
         is_touched: by leading dimensions, where there is a gradient. What stands elsewhere may be
             another sample's, and must not count: not even as zero times something infinite.
+        broken: the samples ``[B]`` with something that is not finite, in rows that have no owner
+            for that reason; None if there are none.
     """
 
     owners: Tensor = field(default_factory=lambda: torch.zeros(()))
     dims: tuple[int, ...] = ()
     is_touched: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.bool))
+    broken: Tensor | None = None
 
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
         """``[B, K, *last trailing dims]``, with zeros where a sample has fewer than K positions."""
@@ -53,6 +56,23 @@ class OwnedLayout(Layout):
         rows = self.gather(self.rows_of(self.clear(tensor)))
         each = rows.shape[1 : rows.ndim - trailing].numel()
         return rows.reshape(self.batch, each, *tail)
+
+    def _spoil(self, rows: Tensor) -> Tensor:
+        """Rows by sample, those of broken samples as what is not a number."""
+        if self.broken is None or not rows.is_floating_point():
+            return rows
+        return rows.masked_fill(self.broken.view(-1, *[1] * (rows.ndim - 1)), torch.nan)
+
+    def has_unowned(self, tensor: Tensor) -> bool:
+        """Whether something that is not finite stands where there is no gradient."""
+        if not tensor.is_floating_point() or tensor.isfinite().all():
+            return False
+        depth = self.is_touched.ndim
+        if tensor.shape[:depth] != self.is_touched.shape:
+            return True
+        finite = tensor.isfinite()
+        finite = finite.flatten(depth).all(-1) if tensor.ndim > depth else finite
+        return not bool((finite | self.is_touched).all())
 
     def clear(self, tensor: Tensor) -> Tensor:
         """A tensor with the same leading dimensions, with zeros where there is no gradient."""
@@ -85,7 +105,8 @@ class OwnedLayout(Layout):
         out = out.view(*out.shape, *[1] * len(missing))
         order += missing
         back = sorted(range(len(order)), key=lambda place: order[place])
-        return out.permute(0, *(1 + place for place in back)).reshape(self.batch, *shape)
+        out = out.permute(0, *(1 + place for place in back)).reshape(self.batch, *shape)
+        return self._spoil(out)
 
     def select(self, tensor: Tensor, samples: Tensor) -> Tensor:
         """The rows of some samples, in their order."""
@@ -173,6 +194,30 @@ class OwnedLayout(Layout):
         shape = [like.shape[dim] if dim in self.dims else 1 for dim in range(like.ndim)]
         return self.owners.to(like.device).view(shape)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether rows come in an order in which samples are joined.
+
+        One after the other, in turn, or step by step with fewer samples in later steps.
+        """
+        told = self.owners.flatten()
+        told = told[told != _NOBODY]
+        is_sorted = bool((told[1:] >= told[:-1]).all())
+        return is_sorted or not self.is_ragged or self._is_by_steps
+
+    @property
+    def _is_by_steps(self) -> bool:
+        owners = self.owners.flatten().tolist()
+        first = list(dict.fromkeys(owners))
+        size, start = len(first), 0
+        while start < len(owners):
+            step = owners[start : start + size]
+            size = next((n for n, own in enumerate(step) if own != first[n]), len(step))
+            if not size:
+                return False
+            start += size
+        return owners[: len(first)] == first
+
     def spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """One factor for each sample as a tensor to multiply ``like`` with."""
         return factors.to(like.device, like.dtype)[self.owner_of(like).clamp_min(0)]
@@ -188,7 +233,7 @@ class OwnedLayout(Layout):
     def gather(self, rows: Tensor) -> Tensor:
         """``[rows, ...]`` as ``[B, K, ...]``, with zeros where a sample has fewer than K."""
         padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
-        return padded[self._slots]
+        return self._spoil(padded[self._slots])
 
     def index(self, dim: int) -> Tensor:
         """Of each row its place in one of ``dims``."""
@@ -361,7 +406,13 @@ Run = Callable[[Tensor, Callable[["Arrival"], object]], None]
 
 
 def read_powers(
-    layouts: LayoutTable, batch: int, whole: Sequence[Arrival], run: Run, *, learn: bool = True
+    layouts: LayoutTable,
+    batch: int,
+    whole: Sequence[Arrival],
+    run: Run,
+    *,
+    learn: bool = True,
+    broken: Tensor | None = None,
 ) -> bool:
     """Whether all gradients scale with their sample's loss; rows that need it get their owners.
 
@@ -371,8 +422,10 @@ def read_powers(
         whole: the gradients of all losses.
         run: a further pass.
         learn: whether it is remembered which layouts do not fit. It is not in repeats.
+        broken: the samples ``[B]`` whose losses are not finite, if rows may be anywhere: rows that
+            are not finite must then be theirs.
     """
-    codes, comparison = _Codes(batch), _Multiples(layouts, whole, learn=learn)
+    codes, comparison = _Codes(batch), _Multiples(layouts, whole, learn=learn, broken=broken)
     while True:
         for power, seeds in enumerate(codes.seeds()):
             comparison.begin(seeds, codes.exponents, _CODES**power)
@@ -413,8 +466,15 @@ class _Multiples:
     Where no layout by one dimension is left, rows are asked for their owners.
     """
 
-    def __init__(self, layouts: LayoutTable, whole: Sequence[Arrival], *, learn: bool) -> None:
-        self._layouts, self._whole, self._learn = layouts, whole, learn
+    def __init__(
+        self,
+        layouts: LayoutTable,
+        whole: Sequence[Arrival],
+        *,
+        learn: bool,
+        broken: Tensor | None,
+    ) -> None:
+        self._layouts, self._whole, self._learn, self._broken = layouts, whole, learn, broken
         self._readers: dict[int, OwnerReader] = {}
         self._unread: set[int] = set()
         self._verdicts: list[bool] = []
@@ -442,16 +502,26 @@ class _Multiples:
                 self._unread.add(place)
                 return False
         reader = self._readers.setdefault(place, OwnerReader(site.dims))
-        return reader.read(found.grad, whole, self._exponents, self._base)
+        is_read = reader.read(found.grad, whole, self._exponents, self._base)
+        return is_read or site.asks_owners  # an argument may be everybody's
 
     def _fits(self, found: Arrival, whole: Tensor) -> bool:
         """Whether some layout by one dimension is left."""
         site, grad, seeds = found.site, found.grad, self._seeds
         if self._learn:
             verdict = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
-            return verdict is not False
+            return verdict is not False and (self._broken is None or self._explains(site, whole))
         left = self._layouts.possible(site.key, grad.shape, site.dims, len(seeds))
         return any(not layout.is_refuted(grad, seeds, whole) for layout in left)
+
+    def _explains(self, site: Site, whole: Tensor) -> bool:
+        """Whether rows that are not finite are those of broken samples in some layout left."""
+        assert self._broken is not None
+        if whole.isfinite().all():
+            return True
+        broken = self._broken.to(whole.device)
+        left = self._layouts.possible(site.key, whole.shape, site.dims, len(broken))
+        return any(bool((whole.isfinite() | broken[each.owner_of(whole)]).all()) for each in left)
 
     def is_to_be_read_again(self) -> bool:
         """Whether rows have to be asked for their owners that were not, from the beginning."""
@@ -474,7 +544,7 @@ class _Multiples:
         for place, reader in self._readers.items():
             site = self._whole[place].site
             site.owners = reader.make_layout(samples)
-            if site.owners is None:
+            if site.owners is None and not site.asks_owners:
                 return False
             if self._learn:
                 self._layouts.owned.add(site.key)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import is_equal, tensors_in
+from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Factor, Stamp, version_of
+from quietgrad.factors.base import Factor, Stamp, content_of, version_of
 from quietgrad.factors.pullback import Pullback, Pulled
 
 MakeFactor = Callable[..., Factor]
@@ -224,16 +224,23 @@ class _Seen:
     buffer: Tensor
     version: int
     value: Tensor | None
+    content: Tensor | None
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
         value = buffer.detach().clone() if _is_compared(buffer) else None
-        return _Seen(place, buffer, version_of(buffer), value)
+        # A frozen weight may be written to with what it holds: parametrizations do that.
+        is_weight = isinstance(buffer, nn.Parameter) and value is None and _address(buffer) != 0
+        content = content_of(buffer) if is_weight else None
+        return _Seen(place, buffer, version_of(buffer), value, content)
 
     @property
     def is_unchanged(self) -> bool:
-        same_version = self.version == version_of(self.buffer)
-        return same_version and (self.value is None or is_equal(self.value, self.buffer))
+        if self.value is not None:
+            return is_equal(self.value, self.buffer)
+        if self.version == version_of(self.buffer):
+            return True
+        return self.content is not None and torch.equal(self.content, content_of(self.buffer))
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
@@ -402,7 +409,7 @@ class Provenance:
         number, or a constant.
         """
         self._doubtful = {}
-        for leaf in tensors_in(arguments):
+        for leaf in leaves(parse_output(arguments)):
             if self._noted(leaf) is None:
                 self.note([leaf], constant=_is_shared(leaf, batch))
             if not _has_room(leaf, batch) and not leaf.requires_grad:

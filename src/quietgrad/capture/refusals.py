@@ -145,7 +145,8 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
     """Refuse anything but one differentiable loss for each of ``batch`` samples."""
     advice = (
         "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
-        "(tokens, outputs), reduce them to one per sample, e.g. losses.flatten(1).mean(1)."
+        "(tokens, outputs), reduce them to one per sample: losses.flatten(1).mean(1), or with "
+        "padded places (losses * mask).sum(1) / mask.sum(1), since padding must not count."
     )
     if not isinstance(losses, Tensor):
         raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
@@ -401,4 +402,13 @@ def nothing_to_compare_refusal(kind: str) -> QuietgradError:
         "another way (an attribute, a closure), or as rows of all samples one after the other. "
         "Return them from the forward, as tensors with a dimension for the samples or as a list "
         "with one entry for each."
+    )
+
+
+def reordered_refusal(kind: str) -> QuietgradError:
+    """Rows or losses are not in the order of the samples."""
+    return SampleMixingError(
+        f"the model ({kind}) is called with rows of several samples, and the losses depend on them "
+        "in another order than one sample after the other: losses[i] must be computed of the rows "
+        "of sample i. Join samples in their order, and compute the losses in that order."
     )

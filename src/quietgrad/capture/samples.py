@@ -164,7 +164,10 @@ def tells_how_samples_are_joined(tensor: Tensor, batch: int) -> bool:
     """Whether it may hold offsets, lengths or edges, and not one entry for each sample."""
     if tensor.is_floating_point() or not tensor.ndim:
         return False
-    return tensor.ndim == 1 or len(tensor) != batch
+    if len(tensor) != batch:
+        return True
+    # Places of first rows begin with zero and do not decrease.
+    return tensor.ndim == 1 and not tensor[0] and bool((tensor.diff() >= 0).all())
 
 
 def _as_leaf(tensor: Tensor, like: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class Tape:
         self.layouts, self.provenance = layouts, provenance
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
-        self.recomputes = self.is_checkpointed = self.reads_numbers = False
+        self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False
         self.phase = TapePhase.FORWARD
         self.sites: list[Site] = []
         self._all_told_apart = False

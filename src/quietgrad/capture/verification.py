@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -20,7 +21,7 @@ from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import FixedOwners, read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, ConstantArguments
-from quietgrad.errors import SampleMixingError
+from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
@@ -90,6 +91,7 @@ class Verifier:
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._on_probed = on_probed
         self._known: set[Any] = set()
+        self._joined: set[int] = set()  # numbers of calls with rows of several samples
         self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
         self._constants, self._owners = ConstantArguments(), FixedOwners()
         self.needs_snapshots = False
@@ -112,6 +114,7 @@ class Verifier:
             The gradients of all losses, if independence was verified of them; None if not.
         """
         graph = summarize_graph(losses, tape, self._describe)
+        tape.selects_rows = graph.selects_rows
         for call in tape.calls:
             call.orders_rows = graph.orders_rows
         try:
@@ -177,12 +180,14 @@ class Verifier:
                     is_bypassed,
                     shared,
                     has_owned_rows,
+                    number in self._joined,
                 )
                 if tape.batch == 1:
                     is_alike = len(self._earlier) == len(tape.calls)
                     check_single(recorded, self._earlier[number] if is_alike else None)
                 else:
-                    check_independence(recorded, is_new=is_new, is_first=is_first)
+                    if check_independence(recorded, is_new=is_new, is_first=is_first):
+                        self._joined.add(number)
                     if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
         for call in tape.calls:
@@ -226,6 +231,7 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     whole = tape.probe(losses, _ask_all(losses))
     if _scale_by_powers(tape, losses, whole):
         _refuse_reordered(tape)
+        _settle_broken(whole, losses.detach())
     else:
         for call in tape.calls:
             for output in call.outputs:
@@ -233,6 +239,23 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
         _leave_out_halves(tape, losses, whole)
     tape.accept_ambiguity()
     return whole
+
+
+def _settle_broken(whole: Sequence[Arrival], losses: Tensor) -> None:
+    """Rows that are not finite, and have no owner for that reason, are those of broken losses."""
+    is_broken = ~losses.isfinite()
+    for site, grad, saved, _ in whole:
+        owners = site.owners
+        if owners is None or not any(map(owners.has_unowned, (grad, *saved))):
+            continue
+        if not is_broken.any():
+            raise UnsupportedOperationError(
+                f"{site.key} (parameter {site.parameters}): a row without a gradient holds "
+                "something that is not finite, and the losses are finite, so that it cannot be "
+                "told which sample it belongs to and is to be dropped. Find out which sample makes "
+                "the model overflow, and clamp what it computes."
+            )
+        site.owners = replace(owners, broken=is_broken.to(grad.device))
 
 
 def _refuse_reordered(tape: Tape) -> None:
@@ -255,7 +278,10 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
         probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
         tape.propagate([losses], [probe.seeds], observe, probe=probe)
 
-    return read_powers(tape.layouts, tape.batch, whole, run)
+    broken = ~losses.detach().isfinite() if tape.selects_rows else None
+    if broken is not None and not broken.any():
+        broken = None
+    return read_powers(tape.layouts, tape.batch, whole, run, broken=broken)
 
 
 def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> None:
@@ -274,7 +300,9 @@ def _refuse_mixing(tape: Tape, arrivals: Sequence[Arrival], seeded: Tensor) -> N
     for site, grad, *_ in arrivals:
         verdict = tape.layouts.observe(site.key, grad, site.dims, seeded)
         if verdict is False:
-            raise SampleMixingError(_mixing_message(site, clean))
+            raise SampleMixingError(
+                _mixing_message(site, clean, is_half=grad.dtype == torch.float16)
+            )
         clean = site.key if verdict else clean
 
 
@@ -321,13 +349,18 @@ def _project(grad: Tensor) -> tuple[float, float]:
     return value, torch.finfo(grad.dtype).eps ** 0.5 * most
 
 
-def _mixing_message(site: Site, clean: SiteKey | None) -> str:
+def _mixing_message(site: Site, clean: SiteKey | None, *, is_half: bool) -> str:
     after = f" and {clean}" if clean is not None else " and the losses"
+    half = (
+        " (In float16 rows without a dimension for the samples cannot be told apart; use bfloat16.)"
+        if is_half
+        else ""
+    )
     return (
         f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
         f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
         "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
         "dimension, or a parameter used without a dimension that runs over the samples. Use "
         "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
-        "one independent entry per sample."
+        f"one independent entry per sample.{half}"
     )

@@ -69,15 +69,19 @@ def check(
     """Find what would void the privacy guarantee, before training.
 
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
-    and returns (model, batch, loss_fn), where loss_fn(model, batch) gives one loss per sample. The
-    exit code is 1 if a fault is found, and 2 if nothing could be checked.
+    and returns (model, batch, loss_fn), where loss_fn(model, batch) gives one loss per sample; or
+    (model, elements, loss_fn, collate_fn), where collate_fn makes a batch of a list of elements of
+    the data set. The exit code is 1 if a fault is found, and 2 if nothing could be checked.
     """
     with refusals(), errors_in_target():
         subject = resolve(target)
     status = Console(quiet=as_json).status("checking")
     with refusals(), errors_in_target(), status:
         report = inspect_model(
-            *subject, on_check=lambda name: status.update(f"checking {name}"), **options
+            *subject[:3],
+            collate_fn=subject.collate_fn,
+            on_check=lambda name: status.update(f"checking {name}"),
+            **options,
         )
     print_result(
         {"target": target} | report.as_dict(),
@@ -131,6 +135,7 @@ class CheckTarget(NamedTuple):
     model: nn.Module
     batch: Any
     loss_fn: Callable[[nn.Module, Any], Any]
+    collate_fn: Callable[[list[Any]], Any] | None = None
 
 
 def resolve(target: str) -> CheckTarget:
@@ -161,11 +166,12 @@ def resolve(target: str) -> CheckTarget:
     except ValueError:
         pass  # a builtin that does not tell
     made = function()
-    if not isinstance(made, tuple) or len(made) != len(CheckTarget._fields):
+    if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(
-            f"{target} returned {_kind(made)}: expected a tuple of model, batch and loss_fn"
+            f"{target} returned {_kind(made)}: expected a tuple of model, batch and loss_fn, or of "
+            "model, elements of the data set, loss_fn and collate_fn"
         )
-    model, _, loss_fn = made
+    model, _, loss_fn = made[:3]
     if not isinstance(model, nn.Module):
         raise ValueError(f"{target} returned {_kind(model)} as model: expected a torch.nn.Module")
     if not callable(loss_fn):

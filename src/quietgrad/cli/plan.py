@@ -71,7 +71,8 @@ def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options:
             display.begin_stage(stage, with_line=not as_json)
 
         tell(f"loading {target}")
-        model, batch, loss_fn = resolve(target)
+        model, batch, loss_fn, collate_fn = resolve(target)
+        batch = batch if collate_fn is None else collate_fn(batch)
         found = plan_groups(model, batch, _telling(loss_fn, tell), **options)
     if plot is not None:
         samples = found.recommended.physical_batch_size

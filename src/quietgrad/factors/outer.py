@@ -44,6 +44,8 @@ class Outer(TensorFactor):
         super().__init__(self.rows, self.cols)
 
     def sq_norm(self) -> Tensor:
+        if self.positions == 0:
+            return self.rows.new_zeros(self.batch)
         if self.groups > 1:
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:

@@ -33,6 +33,8 @@ class Pullback:
 
     def batched(self, cotangents: Tensor) -> Tensor:
         """Pull ``[B, *derived.shape]`` back to ``[B, *source.shape]``."""
+        if not len(cotangents):
+            return self.source.detach().new_zeros(0, *self.source.shape)
         try:
             parts = [self._grad(part, batched=True) for part in cotangents.split(_SAMPLES_PER_CALL)]
         except (RuntimeError, NotImplementedError):  # an operation that torch cannot batch

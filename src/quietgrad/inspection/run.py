@@ -33,7 +33,8 @@ from quietgrad.strategies import Evaluator, Strategy
 
 _CUT_BY_ROWS = (
     "The batch was cut into samples by rows of all that is as long as it. If that cut something "
-    "else, such as class weights, pass select= to quietgrad.check."
+    "else, such as class weights, pass select= to quietgrad.check. If collate_fn joins samples "
+    "(packed texts, graphs, offsets), pass a list of elements of the data set, and collate_fn=."
 )
 _MOST = 256
 OnCheck = Callable[[str], None]

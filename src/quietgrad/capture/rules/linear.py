@@ -391,8 +391,8 @@ def _as_outer(
 
 def _as_rows(tensor: Tensor, term: str, shared: str, own: str) -> Tensor:
     ordered = torch.einsum(f"{term}->{_SAMPLE}{shared}{own}", tensor)
-    positions = ordered.shape[1 : 1 + len(shared)].numel()
-    return ordered.reshape(ordered.shape[0], positions, -1)
+    sizes = ordered.shape[1 : 1 + len(shared)], ordered.shape[1 + len(shared) :]
+    return ordered.reshape(ordered.shape[0], *(size.numel() for size in sizes))
 
 
 def _as_dense(

@@ -310,13 +310,14 @@ def unused(subject: Subject, captured: Captured) -> Iterator[Finding]:
     names = [
         name
         for name, p in subject.original.named_parameters()
-        if p.requires_grad and name not in {*captured.factors, *captured.operations}
+        if p.requires_grad and name not in captured.factors
     ]
     if names:
         yield Finding(
             "coverage",
             Severity.NOTE,
-            f"no sample uses '{names[0]}' ({len(names)} such): it gets noise and nothing else.",
+            f"no loss of these samples depends on '{names[0]}' ({len(names)} such): it gets noise "
+            "and nothing else.",
             "Freeze it with requires_grad_(False) unless other batches use it.",
         )
 

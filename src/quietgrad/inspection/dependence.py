@@ -289,7 +289,15 @@ def _label_columns(subject: Subject) -> list[tuple[Label, ...]]:
 def _describe_mixing(subject: Subject, change: SampleChange) -> Finding:
     is_alone = change.done == "run alone"
     found = f"{change}, {'its loss changes' if is_alone else 'the losses of other samples change'}"
-    where = _find_mixing_module(subject, change)
+    where, is_told = _find_mixing_module(subject, change)
+    if where is None and not is_told:
+        return fault(
+            "independence",
+            f"{found}: samples meet in the model or in the loss function; rows of samples that are "
+            "joined do not tell where (see the finding 'capture').",
+            "Compute everything from the rows of one sample. Where collate_fn joins samples, see "
+            "that indices into the rows (edges, offsets) count from the sample's first row.",
+        )
     if where is None:
         return fault(
             "independence",
@@ -315,24 +323,30 @@ Visit = tuple[str, list[Tensor], list[Tensor]]
 """One run of one module: its path, what it got and what it gave."""
 
 
-def _find_mixing_module(subject: Subject, change: SampleChange) -> str | None:
-    """The path of the module in which others' rows change too; None if in none.
+def _find_mixing_module(subject: Subject, change: SampleChange) -> tuple[str | None, bool]:
+    """The path of the module in which others' rows change too, None if in none; if it can be told.
 
     Modules are asked in the order in which they finish, so the innermost is named.
     """
+    is_told = True
     before, after = _visits(subject, subject.everyone), _visits(subject, change.after)
 
     def agree(some: list[Tensor], others: list[Tensor]) -> bool:
-        pairs = zip(some, others, strict=False)
+        nonlocal is_told
+        pairs = list(zip(some, others, strict=False))
+        is_told &= all(
+            one.shape == other.shape or _fitting_dims(one, other, change, subject)
+            for one, other in pairs
+        )
         return all(_same_rows(one, other, change, subject) for one, other in pairs)
 
     for (path, *one), (other_path, *other) in zip(before, after, strict=False):
         if path != other_path:
-            return None
+            return None, is_told
         inputs, outputs = map(agree, one, other)
         if inputs and not outputs:
-            return path
-    return None
+            return path, is_told
+    return None, is_told
 
 
 def _visits(subject: Subject, places: Sequence[int]) -> list[Visit]:
@@ -363,13 +377,7 @@ def _visits(subject: Subject, places: Sequence[int]) -> list[Visit]:
 def _same_rows(one: Tensor, other: Tensor, change: SampleChange, subject: Subject) -> bool:
     """Whether there is a way to read the tensors in which those samples' rows are the same."""
     count, now = subject.count, len(change.after)
-    fitting = [
-        dim
-        for dim, size in enumerate(one.shape)
-        if size
-        and size % count == 0
-        and other.shape == (*one.shape[:dim], size // count * now, *one.shape[dim + 1 :])
-    ]
+    fitting = _fitting_dims(one, other, change, subject)
     if not fitting:
         return one.shape == other.shape  # no samples in it
     for dim in fitting:
@@ -378,3 +386,15 @@ def _same_rows(one: Tensor, other: Tensor, change: SampleChange, subject: Subjec
         if subject.agree(left, right, same_size=change.keeps_size):
             return True
     return False
+
+
+def _fitting_dims(one: Tensor, other: Tensor, change: SampleChange, subject: Subject) -> list[int]:
+    """The dimensions that may hold the samples in both runs."""
+    count, now = subject.count, len(change.after)
+    return [
+        dim
+        for dim, size in enumerate(one.shape)
+        if size
+        and size % count == 0
+        and other.shape == (*one.shape[:dim], size // count * now, *one.shape[dim + 1 :])
+    ]

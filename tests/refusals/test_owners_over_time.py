@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import quietgrad as qg
-from quietgrad.capture import verification
 from quietgrad.errors import SampleMixingError
 
 from .helpers import FEATURES, Net, assert_exact, assert_exact_steps, samples, squares
@@ -167,23 +166,36 @@ def test_a_sample_that_is_broken_leaves_the_others_alone():
         assert all(grad.isfinite().all() for grad in found.grads.values())
 
 
-def test_owners_that_cannot_change_are_remembered(monkeypatch):
-    """Samples that run one by one: read once, not in every step."""
-    probed = []
-    real = verification.probe_layouts
-    monkeypatch.setattr(
-        verification, "probe_layouts", lambda *args: probed.append(1) or real(*args)
-    )
-    monkeypatch.setattr(verification.Schedule, "is_due", lambda self, samples: False)
+def in_the_order_of_data(net, x):
+    """Nothing in the graph tells which sample ran first: data needs no gradient."""
+    order = x[:, 0, 0].argsort().tolist()
+    done = {place: net.first(x[place : place + 1]).tanh() for place in order}
+    return net.last(torch.cat([done[place] for place in range(len(x))])).sum(1)
 
-    def one_by_one(net, x):
-        return net.last(torch.stack([net.first(each).tanh().sum(0) for each in x]))
 
-    assert_exact_steps(Net(one_by_one), lambda step: (samples(4, 3, FEATURES, seed=step),), steps=8)
-    assert len(probed) == 1
-    probed.clear()
-    assert_exact_steps(Net(by_sorting), lambda step: (samples(4, 3, FEATURES, seed=step),), steps=8)
-    assert len(probed) == 8
+def in_place_of_zeros(net, x):
+    out = x.new_zeros(*x.shape[:2], 2)
+    for place in x[:, 0, 0].argsort().tolist():
+        out[place] = net.last(net.first(x[place]).tanh())
+    return out.sum(1)
+
+
+def by_columns(net, x):
+    """Rows of samples are columns of a transposed tensor."""
+    order = x[:, 0, 0].argsort().tolist()
+    columns = net.first(x[order].sum(1)).tanh().T.unbind(1)
+    return net.last(torch.stack([columns[order.index(i)] for i in range(len(x))]))
+
+
+@pytest.mark.parametrize("forward", [in_the_order_of_data, in_place_of_zeros, by_columns])
+def test_samples_that_run_in_another_order_each_time_are_exact(forward):
+    def draw(step):
+        x = samples(4, 3, FEATURES, seed=step)
+        if step < 3:
+            x[:, 0, 0] = torch.arange(4).double()  # in their order at first
+        return (x,)
+
+    assert_exact_steps(Net(forward), draw, steps=12)
 
 
 def test_owners_of_what_is_recomputed_are_exact():

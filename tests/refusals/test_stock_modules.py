@@ -138,3 +138,82 @@ def test_similarities_that_a_loss_uses_are_refused():
     model, x = Contrastive(), samples(4)
     with pytest.raises(QuietgradError, match="mixed"):
         qg.clipped_sum(model, lambda: losses(model, x))
+
+
+def test_what_an_evaluation_sets_is_not_read_in_training():
+    class Model(Scratch):
+        def forward(self, x):
+            out = self.last(self.first(x))
+            if self.kept is not None and len(self.kept) != len(x):
+                out = out * (1 + self.kept.mean())
+            self.kept = x.detach()
+            return out
+
+    model = Model()
+    engine = attach(model, torch.arange(4), batch_size=4)
+    found = []
+    for step in range(6):
+        for batch in engine.batches():
+            for _ in batch:
+                losses = squares(model, samples(4, seed=0))
+                found.append(float(losses.detach().sum()))
+                engine.backward(losses)
+            engine.discard_batch() if step % 2 else engine.step()
+        model.eval()
+        model(samples(7, seed=step))
+        model.train()
+    plain = Model()
+    assert found[0] == pytest.approx(float(squares(plain, samples(4, seed=0)).sum()))
+
+
+def pad_by_hand(net, x):
+    padded = torch.zeros(len(x), 2, FEATURES, dtype=x.dtype)
+    padded[:, 0] = x
+    return net.last(padded).sum(1)
+
+
+def copy_into_a_part(net, x):
+    padded = x.new_zeros(len(x), 2, FEATURES)
+    padded[:, 0].copy_(x)
+    return net.last(padded).sum(1)
+
+
+@pytest.mark.parametrize("forward", [pad_by_hand, copy_into_a_part])
+def test_data_written_into_something_new_is_data(forward):
+    assert_exact(Net(forward), squares, samples(4))
+
+
+def test_data_written_into_something_new_does_not_get_into_a_buffer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls = nn.Linear(FEATURES, 2).double(), 0
+            self.register_buffer("kept", torch.zeros(FEATURES).double())
+
+        def forward(self, x):
+            self.calls += 1
+            row = torch.zeros(FEATURES, dtype=x.dtype)
+            row[:] = x[0] * (self.calls > 5)
+            self.kept = row
+            return self.layer(x)
+
+    model = Model()
+    engine = attach(model, samples(4), batch_size=4)
+
+    def train():
+        for _ in range(8):
+            for batch in engine.batches():
+                for (x,) in batch:
+                    engine.backward(squares(model, x))
+                engine.step()
+
+    with pytest.raises(QuietgradError, match="'kept'"):
+        train()
+
+
+def test_rows_that_no_sample_has_are_exact():
+    def forward(net, x):
+        chosen = (x[:, 0] > 100).nonzero().flatten()
+        return net.last(x.index_copy(0, chosen, net.first(x[chosen]) @ x.new_ones(3, FEATURES)))
+
+    assert_exact(Net(forward), squares, samples(4))

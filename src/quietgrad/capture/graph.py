@@ -41,6 +41,7 @@ class Graph(NamedTuple):
 
 def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter], str]) -> Graph:
     """Look at all nodes; refused if a parameter would get a gradient."""
+    batch = tape.batch
     if losses.grad_fn is None:
         raise LossError("the losses are a leaf tensor: they were not computed by the model.")
     links: set[tuple[str, ...]] = set()
@@ -48,8 +49,10 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
     for node in list_nodes(losses):
         _refuse_leaf(node, tape, describe)
         _refuse_stray(node, tape)
-        children = [_label(child, nr) for child, nr in node.next_functions if child is not None]
-        label = _label(node)
+        children = [
+            _label(child, batch, nr) for child, nr in node.next_functions if child is not None
+        ]
+        label = _label(node, batch)
         links.add((label, *children))
         is_selection = _selects_rows(node)
         orders = orders or is_selection or label.endswith(")")
@@ -100,7 +103,7 @@ def _refuse_stray(node: Any, tape: Tape) -> None:
         raise stray_gradient(f"{site.parameters} ({site.key})")
 
 
-def _label(node: Any, output: int = 0) -> str:
+def _label(node: Any, batch: int, output: int = 0) -> str:
     """A node's name, with the place of the rows that it takes, or the order that it puts them in.
 
     Samples may be taken out one by one in any order, though the graph looks the same otherwise.
@@ -112,7 +115,7 @@ def _label(node: Any, output: int = 0) -> str:
     values = tuple(getattr(node, detail) for detail in details)
     if name in _OF_ROWS:
         sizes = getattr(node, "_saved_self_sym_sizes", None)
-        if not _is_row_dim(node._saved_dim, sizes):
+        if not _is_row_dim(node._saved_dim, sizes) and not _has_room(node, sizes, batch):
             return name
         values = (*values, output)
     return f"{name}{values}"
@@ -135,6 +138,15 @@ def _is_row_dim(dim: int, sizes: Sequence[int] | None) -> bool:
         return dim == 0
     first = next((place for place, size in enumerate(sizes) if size != 1), 0)
     return dim in (first, 2**64 - len(sizes) + first)  # negative ones are given without a sign
+
+
+def _has_room(node: Any, sizes: Sequence[int] | None, batch: int) -> bool:
+    """Whether the dimension that it takes parts of may hold the samples."""
+    if sizes is None:
+        size = len(node._input_metadata)
+    else:
+        size = sizes[node._saved_dim if node._saved_dim < 2**63 else node._saved_dim - 2**64]
+    return bool(size) and size % batch == 0
 
 
 def _selects_rows(node: Any) -> bool:

@@ -284,6 +284,10 @@ class CaptureMode(TorchFunctionMode):
             for tensor, target in zip(tensors, targets, strict=True)
         )
         tape.provenance.note(_tensors((output,)), constant=constant)
+        if written and not constant:
+            # What was written to holds data now, and so does what it is a part of.
+            bases = [tensor._base for tensor in written if tensor._base is not None]
+            tape.provenance.note([*written, *bases], constant=False)
         return output
 
 

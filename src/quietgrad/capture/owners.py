@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,9 +21,8 @@ from quietgrad.capture.layout import Layout, is_multiple
 from quietgrad.factors.routed import list_slots
 
 if TYPE_CHECKING:
-    from quietgrad.capture.graph import Graph
     from quietgrad.capture.layout import LayoutTable
-    from quietgrad.capture.tape import Arrival, Site, Tape
+    from quietgrad.capture.tape import Arrival, Site
 
 # Powers of two that losses are multiplied by: far from what any type of number cannot hold.
 _CODES, _LARGEST = 64, 31
@@ -549,39 +548,3 @@ class _Multiples:
             if self._learn:
                 self._layouts.owned.add(site.key)
         return True
-
-
-class FixedOwners:
-    """Owners that are the same whenever a graph of one kind has tensors of the same sizes.
-
-    That is so where no node selects rows by numbers that may change: samples that run one by one,
-    or in chunks. They are read again whenever such a graph is verified.
-    """
-
-    _MOST = 256
-
-    def __init__(self) -> None:
-        self._known: dict[Any, list[OwnedLayout | None]] = {}
-
-    def note(self, kind: Any, graph: Graph, tape: Tape) -> None:
-        """Owners were read."""
-        owners = [site.owners for site in tape.sites]
-        is_told = all(each is None or bool(each.is_touched.all()) for each in owners)
-        is_known = is_told and any(each is not None for each in owners)
-        if is_known and not graph.selects_rows and len(self._known) < self._MOST:
-            self._known[self._key(kind, tape)] = owners
-
-    def recall(self, kind: Any, tape: Tape) -> bool:
-        """Let rows belong to the owners that are known for graphs like this; False if none are."""
-        if tape.recomputes or tape.is_checkpointed:
-            return False  # what runs again inside the backward pass has sites of its own
-        known = self._known.get(self._key(kind, tape))
-        if known is None or len(known) != len(tape.sites):
-            return False
-        for site, owners in zip(tape.sites, known, strict=True):
-            site.owners = owners
-        return True
-
-    @staticmethod
-    def _key(kind: Any, tape: Tape) -> Any:
-        return kind, tape.batch, tuple((site.key, site.shape) for site in tape.sites)

@@ -138,9 +138,10 @@ class JoinedInput:
         def choose(tree: Any) -> Any:
             nonlocal seen
             if isinstance(tree, np.ndarray):
-                return tree.copy()
+                is_side = self.is_complete and tree.ndim > 0 and len(tree) == self.batch
+                return tree[samples.numpy()] if is_side else tree.copy()
             if not isinstance(tree, Tensor):
-                return None
+                return self._select_side(tree, samples)
             number, seen = seen, seen + 1
             return _as_leaf(self._select(number, tree.detach(), samples), tree)
 
@@ -150,6 +151,15 @@ class JoinedInput:
             return rebuild_arguments(arguments, choose)
 
         return rebuild_all
+
+    def _select_side(self, tree: Any, samples: Tensor) -> Any:
+        """Entries of a plain list with one for each sample; None for anything else."""
+        is_list = isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields")
+        if not (self.is_complete and is_list and len(tree) == self.batch):
+            return None
+        if isinstance(tree, torch.Size) or next(tensors_in(tree), None) is not None:
+            return None
+        return _like(tree, [tree[place] for place in samples.tolist()])
 
     def _select(self, number: int, tensor: Tensor, samples: Tensor) -> Tensor:
         rows = self.rows.get(number)

@@ -258,6 +258,7 @@ class Capture:
         has_gradients = torch.is_grad_enabled()
         if outermost and (has_gradients or self._is_out) and self._when():
             self._stay_outermost(module)
+            self._attributes.reset_known()  # an evaluation may have set them since
             self._record_call(module, args, kwargs)
             self._provenance.note_arguments((*args, *kwargs.values()), self._tape.batch)
             self._is_capturing = True

@@ -18,7 +18,7 @@ from quietgrad.capture.graph import Graph, list_nodes, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
-from quietgrad.capture.owners import FixedOwners, read_powers
+from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, ConstantArguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
@@ -93,7 +93,7 @@ class Verifier:
         self._known: set[Any] = set()
         self._joined: set[int] = set()  # numbers of calls with rows of several samples
         self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
-        self._constants, self._owners = ConstantArguments(), FixedOwners()
+        self._constants = ConstantArguments()
         self.needs_snapshots = False
         self.is_decisive = True  # a first sample alone cannot be compared with another one
 
@@ -142,13 +142,9 @@ class Verifier:
             whole, self.is_decisive = probe_layouts(tape, losses), True
             self._examine(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
-            self._owners.note(kind, graph, tape)
             return whole
-        if graph.selects_rows or (tape.has_owned_rows() and not self._owners.recall(kind, tape)):
-            whole = probe_layouts(tape, losses)
-            self._owners.note(kind, graph, tape)
-            return whole
-        return None
+        is_open = graph.selects_rows or tape.has_owned_rows()
+        return probe_layouts(tape, losses) if is_open else None
 
     def _examine(
         self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool

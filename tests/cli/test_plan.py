@@ -50,7 +50,7 @@ def test_a_plan_in_a_terminal(target):
 
 
 def test_it_says_what_a_printed_plan_says(target):
-    plan = qg.plan(*resolve(target), memory="100MB")
+    plan = qg.plan(*resolve(target)[:3], memory="100MB")
     result = run("plan", target, "--memory", "100MB")
     assert result.stdout == f"{plan}\n"
 
@@ -84,7 +84,7 @@ def test_a_picture(target, tmp_path):
 
 def test_no_line_of_the_picture_is_cut_off_or_hidden(target):
     pytest.importorskip("matplotlib")
-    figure = plan_figure(qg.plan(*resolve(target), memory="100MB"), title="A plan")
+    figure = plan_figure(qg.plan(*resolve(target)[:3], memory="100MB"), title="A plan")
     for axes in figure.axes:
         low, high = axes.get_ylim()
         values = [float(value) for line in axes.lines for value in line.get_ydata()]

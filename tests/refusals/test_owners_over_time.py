@@ -1,5 +1,7 @@
 """Rows whose owners are others in every step: routed, masked, packed; compared step by step."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,9 +90,20 @@ def test_more_samples_than_codes_of_one_pass_are_exact(forward):
     assert_exact(Net(forward), squares, samples(150, 3, FEATURES))
 
 
-@pytest.mark.parametrize("clipping", qg.clipping.names())
-@pytest.mark.parametrize("grouping", ["all-layer", "layer-wise", "param-wise"])
-@pytest.mark.parametrize("forward", FORWARDS)
+GROUPINGS = ["all-layer", "layer-wise", "param-wise"]
+PAIRS = list(product(GROUPINGS, qg.clipping.names()))
+
+
+@pytest.mark.parametrize(
+    ("forward", "grouping", "clipping"),
+    [
+        pytest.param(
+            forward, *pair, marks=() if place % len(FORWARDS) == turn else pytest.mark.slow
+        )
+        for turn, forward in enumerate(FORWARDS)
+        for place, pair in enumerate(PAIRS)
+    ],
+)
 def test_leaving_one_out_moves_the_sum_by_no_more_than_the_sensitivity(forward, clipping, grouping):
     model, x = Net(forward), 3 * samples(5, 4, FEATURES)
     options = {"clipping": clipping, "grouping": grouping}

@@ -66,7 +66,8 @@ from quietgrad.factors.base import Factor
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
 
-_COPIED = 4  # samples that all others become copies of, when nothing was verified before
+# Samples that all others become copies of, when nothing was verified before, in small batches.
+_COPIED, _FEW = 4, 8
 # Of gradients that are compared entry by entry.
 _FLOATS_AT_ONCE = 2**24
 
@@ -367,7 +368,8 @@ class _Examination:
         """Whether some of these samples notice that the others are replaced."""
         batch = self.recorded.batch
         # What all samples have in common may decide (no padding at all): copies of single ones.
-        singles = torch.eye(batch, dtype=torch.bool)[random_order(batch)[:_COPIED]]
+        count = _COPIED if batch <= _FEW else 1
+        singles = torch.eye(batch, dtype=torch.bool)[random_order(batch)[:count]]
         alone = singles[0]
         return not all(
             self._replace_others(kept, backward=False, largest=largest)

@@ -217,3 +217,27 @@ def test_rows_that_no_sample_has_are_exact():
         return net.last(x.index_copy(0, chosen, net.first(x[chosen]) @ x.new_ones(3, FEATURES)))
 
     assert_exact(Net(forward), squares, samples(4))
+
+
+class Switching(nn.Module):
+    """Builds another module around its weights in the first forward, as BigBird does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(FEATURES, FEATURES).double(), nn.Tanh())
+        self.last, self.is_switched = nn.Linear(FEATURES, 2).double(), False
+
+    def forward(self, x):
+        if not self.is_switched:
+            made = nn.Sequential(nn.Linear(FEATURES, FEATURES).double(), nn.Sigmoid())
+            made[0] = self.inner[0]
+            self.inner, self.is_switched = made, True
+        return {"scores": self.last(self.inner(x)), "nothing": x.new_zeros(len(x), 0)}
+
+
+def test_modules_that_a_forward_builds_are_exact():
+    def losses(model, x):
+        return model(x)["scores"].square().sum(1)
+
+    assert_exact(Switching(), losses, samples(4))

@@ -338,6 +338,8 @@ def _has_digits(tensor: Tensor) -> bool:
 def _is_within(left: Tensor, right: Tensor, tolerance: float) -> bool:
     """Whether entries differ by no more than rounding, relative to what they may be summed from."""
     left, right = left.detach(), right.detach()
+    if not left.numel():
+        return True
     if left.is_complex():
         left, right = torch.view_as_real(left), torch.view_as_real(right)
     ones, others = (t.double().reshape(-1, t.shape[-1] if t.ndim else 1) for t in (left, right))

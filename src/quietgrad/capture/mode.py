@@ -99,7 +99,10 @@ class CaptureMode(TorchFunctionMode):
         if operation.reads_numbers and not tape.is_constant(args[0]):
             tape.reads_numbers = True
         tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
-        targets = [self._target_of(tensor, tape) for tensor in tensors]
+        if torch.is_grad_enabled():
+            targets = [self._target_of(tensor, tape) for tensor in tensors]
+        else:  # a module that is built in a forward sets up parameters of its own
+            targets = [self._known_target_of(tensor, tape) for tensor in tensors]
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
         if not any(targets) or not torch.is_grad_enabled():
@@ -242,6 +245,11 @@ class CaptureMode(TorchFunctionMode):
         return Call(
             tape, func, self.frames[-1], lambda value: self._target_of(value, tape), lambda: self
         )
+
+    def _known_target_of(self, value: Tensor, tape: Tape) -> Target | None:
+        """The same; None for a parameter that is not the model's."""
+        is_own = not isinstance(value, nn.Parameter) or self._parameters.knows(value)
+        return self._target_of(value, tape) if is_own else None
 
     def _target_of(self, value: Any, tape: Tape) -> Target | None:
         if not isinstance(value, Tensor):

@@ -154,6 +154,11 @@ class ParameterTable:
             )
         return self._targets[name]
 
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Whether a module of the model holds it."""
+        name = self._name_of(parameter) or self._refreshed_name_of(parameter)
+        return name is not None
+
     def describe(self, parameter: nn.Parameter) -> str:
         """A parameter's name, for messages."""
         name = self._name_of(parameter) or self._refreshed_name_of(parameter)

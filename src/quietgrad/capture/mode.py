@@ -25,6 +25,7 @@ from quietgrad.capture.operations import (
     classify,
     find_rule,
     find_vmap,
+    is_initialization,
     leave_transforms,
     unwrap,
 )
@@ -99,10 +100,10 @@ class CaptureMode(TorchFunctionMode):
         if operation.reads_numbers and not tape.is_constant(args[0]):
             tape.reads_numbers = True
         tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
-        if torch.is_grad_enabled():
-            targets = [self._target_of(tensor, tape) for tensor in tensors]
-        else:  # a module that is built in a forward sets up parameters of its own
-            targets = [self._known_target_of(tensor, tape) for tensor in tensors]
+        # A module that is built in a forward sets up parameters of its own.
+        is_setting_up = not torch.is_grad_enabled() or is_initialization(func)
+        find = self._known_target_of if is_setting_up else self._target_of
+        targets = [find(tensor, tape) for tensor in tensors]
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
         if not any(targets) or not torch.is_grad_enabled():

@@ -108,6 +108,11 @@ _JOINING = frozenset(variants("cat concat concatenate stack hstack vstack".split
 _ARITHMETIC = frozenset(variants("add sub mul div truediv pow multiply divide subtract".split()))
 
 
+def is_initialization(function: TorchFunction) -> bool:
+    """Whether it sets up a parameter, as functions of ``torch.nn.init`` do."""
+    return getattr(function, "__module__", None) == "torch.nn.init"
+
+
 class Operation(NamedTuple):
     """What does not change from call to call: looked up once, for there are many calls."""
 

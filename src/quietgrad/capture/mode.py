@@ -104,6 +104,8 @@ class CaptureMode(TorchFunctionMode):
         is_setting_up = not torch.is_grad_enabled() or is_initialization(func)
         find = self._known_target_of if is_setting_up else self._target_of
         targets = [find(tensor, tape) for tensor in tensors]
+        if is_initialization(func) and not any(targets):
+            return func(*args, **kwargs)
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
         if not any(targets) or not torch.is_grad_enabled():

@@ -230,7 +230,8 @@ class Switching(nn.Module):
 
     def forward(self, x):
         if not self.is_switched:
-            made = nn.Sequential(nn.Linear(FEATURES, FEATURES).double(), nn.Sigmoid())
+            other = nn.Linear(FEATURES, FEATURES, dtype=torch.float64)
+            made = nn.Sequential(other, nn.Sigmoid())
             made[0] = self.inner[0]
             self.inner, self.is_switched = made, True
         return {"scores": self.last(self.inner(x)), "nothing": x.new_zeros(len(x), 0)}

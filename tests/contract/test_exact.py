@@ -41,6 +41,13 @@ every_fifth_case = pytest.mark.parametrize(
         for name, position in POSITIONS.items()
     ],
 )
+every_second_case = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if position % 2 else ())
+        for name, position in POSITIONS.items()
+    ],
+)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
@@ -148,7 +155,7 @@ def test_float32(name):
     check(name, torch.float32, verify=True, **options)
 
 
-@every_case
+@every_second_case
 def test_a_batch_of_one(name):
     options = {"clipping": "auto-s", "strategy": turn_of_strategy(name)}
     check(name, torch.float64, rows=slice(0, 1), **options)

@@ -142,7 +142,9 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
             "nothing across samples in collate_fn. The model must return them in the order in "
             "which they are collated."
         )
-    if more is not None and not pair_of_runs.agree_with_more(beside, more):
+    # Samples that are joined cannot be left out in another way.
+    is_counted = is_first or recorded.has_owned_rows
+    if is_counted and more is not None and not pair_of_runs.agree_with_more(beside, more):
         raise counted_refusal(type(recorded.call.model).__name__)
 
 

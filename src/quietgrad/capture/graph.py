@@ -146,9 +146,9 @@ def _has_room(node: Any, sizes: Sequence[int] | None, batch: int) -> bool:
         size = len(node._input_metadata)
     else:
         size = sizes[node._saved_dim if node._saved_dim < 2**63 else node._saved_dim - 2**64]
-    # Several rows of each sample hardly stand beside a dimension that is as long as the batch.
-    is_elsewhere = sizes is not None and batch in sizes
-    return size == batch or (bool(size) and size % batch == 0 and not is_elsewhere)
+    # Samples are hardly in two dimensions: not here if the first one is as long as the batch.
+    is_elsewhere = sizes is not None and sizes[0] == batch
+    return bool(size) and size % batch == 0 and not is_elsewhere
 
 
 def _selects_rows(node: Any) -> bool:

@@ -44,7 +44,7 @@ class Outer(TensorFactor):
         super().__init__(self.rows, self.cols)
 
     def sq_norm(self) -> Tensor:
-        if self.positions == 0:
+        if self.positions == 0 or not self.shape.numel():
             return self.rows.new_zeros(self.batch)
         if self.groups > 1:
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
@@ -154,6 +154,8 @@ def balance(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _lengths(tensor: Tensor) -> Tensor:
     """Length of every position, ``[B, T]``, also where squares would overflow or underflow."""
+    if not tensor.shape[2]:
+        return tensor.new_zeros(tensor.shape[:2])
     lengths = vector_norm(tensor, dim=2)
     info = torch.finfo(tensor.dtype)
     if not lengths.numel():

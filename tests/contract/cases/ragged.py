@@ -321,3 +321,14 @@ case(
         randint(11, (B, 2)),
     ),
 )
+case(
+    "ragged-adaptive-softmax",
+    lambda: (
+        Net(
+            lambda m, x, y: -m.head(m.layer(x), y).output[:, None],
+            layer=nn.Linear(5, 8),
+            head=nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10], div_value=2.0),
+        ),
+        (randn(B, 5), torch.tensor([0, 7, 19, 12])),
+    ),
+)

@@ -43,6 +43,51 @@ def test_statistics_of_rows_beside_labels_are_refused(name, labels):
         qg.clipped_sum(model, lambda: squares(model, x, y))
 
 
+class Ids(nn.Module):
+    """Two ids of each sample, weighted by how often the whole batch has them."""
+
+    def __init__(self, *, is_looked_up):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer = nn.Embedding(7, 3).double(), nn.Linear(7, 3).double()
+        self.is_looked_up = is_looked_up
+
+    def forward(self, ids, y):
+        often = torch.bincount(ids, minlength=7)[ids].double()
+        one_hot = nn.functional.one_hot(ids, 7).double()
+        hidden = self.table(ids) if self.is_looked_up else self.layer(one_hot)
+        return (hidden * often[:, None]).tanh().view(len(y), 2, 3).sum(1) + y[:, None]
+
+
+@pytest.mark.parametrize("is_looked_up", [True, False])
+def test_counts_of_ids_beside_labels_are_refused(is_looked_up):
+    model, y = Ids(is_looked_up=is_looked_up), torch.tensor([2, 0, 1, 1, 0, 2])
+    ids = torch.randint(7, (12,), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(SampleMixingError):
+        qg.clipped_sum(model, lambda: squares(model, ids, y))
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 12])
+def test_a_mask_that_all_samples_share_is_exact(length):
+    """It has as many rows as positions, which may be a multiple of the samples."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+
+        def forward(self, x, mask):
+            return self.layer(x, src_mask=mask)
+
+    model, x = Masked().double(), torch.randn(4, length, 6).double()
+    mask = torch.full((length, length), -torch.inf).triu(1).double()
+    found = qg.per_sample_grads(model, lambda: model(x, mask).square().sum((1, 2)))
+    (loss,) = model(x[2:3], mask).square().sum((1, 2))
+    loss.backward()
+    torch.testing.assert_close(found["layer.linear1.weight"][2], model.layer.linear1.weight.grad)
+
+
 def test_rows_beside_labels_are_exact():
     model = Views(lambda x: x.sin())
     x, y = torch.randn(6, 2, 3).double(), torch.arange(6) % 3

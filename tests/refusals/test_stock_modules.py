@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import quietgrad as qg
+from quietgrad.capture import verification
 from quietgrad.errors import QuietgradError
 
 from .helpers import FEATURES, Net, assert_exact, attach, one_by_one, samples, squares
@@ -128,7 +129,8 @@ def test_similarities_that_no_loss_uses_are_returned():
         outputs = model(x)
         return (outputs["text"] * outputs["image"]).sum(1)
 
-    assert_exact(Contrastive(), losses, samples(4))
+    with pytest.warns(UserWarning, match="table of pairs of samples"):
+        assert_exact(Contrastive(), losses, samples(4))
 
 
 def test_similarities_that_a_loss_uses_are_refused():
@@ -242,3 +244,72 @@ def test_modules_that_a_forward_builds_are_exact():
         return model(x)["scores"].square().sum(1)
 
     assert_exact(Switching(), losses, samples(4))
+
+
+class Hoarding(nn.Module):
+    """Puts something of the first sample where it would leave, from the sixth call on."""
+
+    def __init__(self, hoard):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.calls, self.hoard = nn.Linear(FEATURES, 2).double(), 0, hoard
+        self.register_buffer("kept", torch.zeros(FEATURES).double())
+        self.table = nn.Parameter(torch.arange(2.0**17).view(-1, 2), requires_grad=False)
+        self.notes = torch.zeros(FEATURES).double()
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 5:
+            self.hoard(self, x.detach()[0])
+        return self.layer(x)
+
+
+def by_a_view(net, row):
+    made = torch.zeros(FEATURES, dtype=row.dtype)
+    view = made.view(-1)
+    made[:] = row
+    net.kept = view
+
+
+def by_an_initialization(net, row):
+    nn.init.constant_(net.kept, float(row.sum()))
+
+
+def by_an_array(net, row):
+    net.notes.numpy()[:] = row.numpy()
+    net.kept = net.notes
+
+
+def by_places(net, row):
+    """The same entries in another order, in a frozen weight too large to be kept twice."""
+    place = 1 + int(row.abs().sum() * 1000) % 1000
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        net.table[[0, place]] = net.table[[place, 0]]
+
+
+@pytest.mark.parametrize("hoard", [by_a_view, by_an_initialization, by_an_array, by_places])
+def test_samples_do_not_leave_by_another_way(hoard, monkeypatch):
+    """Without any verification, as in a step between two of them."""
+    monkeypatch.setattr(verification.Schedule, "is_due", lambda self, samples: self._count == 0)
+    model = Hoarding(hoard)
+    engine = attach(model, samples(4), batch_size=4)
+
+    def train():
+        for _ in range(8):
+            for batch in engine.batches():
+                for (x,) in batch:
+                    engine.backward(squares(model, x))
+                engine.step()
+
+    with pytest.raises(QuietgradError):
+        train()
+
+
+def test_a_frozen_weight_may_be_written_with_what_it_holds():
+    def rewrite(net, row):
+        with torch.no_grad():
+            net.table.copy_(net.table.clone())
+
+    model = Hoarding(rewrite)
+    model.calls = 5
+    qg.clipped_sum(model, lambda: squares(model, samples(4)))

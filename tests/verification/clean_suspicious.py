@@ -1,7 +1,7 @@
 """Clean programs that look as if they mixed samples, kept data or could not be repeated."""
 
 import random
-import time
+import secrets
 from functools import lru_cache
 
 import numpy as np
@@ -262,22 +262,22 @@ def features_by_a_hook():
 
 
 class Scratch(nn.Module):
-    """Keeps its hidden values while it runs, and the time of its last forward."""
+    """Keeps its hidden values while it runs, and a number that differs in every forward."""
 
     def __init__(self):
         super().__init__()
         self.first, self.last, self.hidden = nn.Linear(FEATURES, 8), head(), None
-        self.last_run = 0.0
+        self.ticket = 0
 
     def forward(self, x):
-        self.last_run = time.time()
+        self.ticket = secrets.randbits(64)  # as a clock or a counter of the process would be
         self.hidden = self.first(x).tanh()
         output = self.last(self.hidden)
         self.hidden = None
         return output
 
 
-@clean("hidden values in an attribute until the forward ends, and the time")
+@clean("hidden values in an attribute until the forward ends, and a number of its own")
 def scratch():
     return Program(Scratch(), vectors())
 

@@ -37,6 +37,7 @@ def run(name, **options):
     """The parameters after training; any warning but the expected is an error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # files of other tests, when collected
         parameters = PROGRAMS[name].run(**options)
     messages = {str(warning.message) for warning in caught}
     unexpected = [m for m in messages if not any(words in m for words in EXPECTED)]

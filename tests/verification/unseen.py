@@ -60,6 +60,23 @@ def statistics_in_the_loss(rows: Rows) -> Program:
 
 
 @UNSEEN.add()
+def similarities_used_detached(rows: Rows) -> Program:
+    """A table of pairs that the model returns, used in the losses without a gradient; it warns."""
+
+    class Model(Net):
+        def forward(self, x: Tensor, *others: Any) -> Any:
+            h = self.first(x)
+            return self.last(h), h @ h.mT
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        output, pairs = model(*batch)
+        apart = pairs.detach().mean(1) - pairs.detach().mean()
+        return apart * output.sum(1)
+
+    return program(Model(), rows, losses=losses)
+
+
+@UNSEEN.add()
 def padding_in_the_loop(rows: Rows) -> Program:
     """What is not collated by collate_fn is not tried in other company."""
 

@@ -37,6 +37,7 @@ from quietgrad.capture.compare import (
 from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
 from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
 from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
+from quietgrad.capture.parameters import counts_up
 from quietgrad.capture.refusals import (
     broken_refusal,
     counted_refusal,
@@ -113,7 +114,7 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         Whether it is called with rows of several samples in one tensor.
     """
     call = recorded.call
-    has_joined = call.with_gradients and _has_joined_numbers(call, recorded.batch)
+    has_joined = call.with_gradients and _has_joined_rows(call, recorded.batch)
     if recorded.has_owned_rows or has_joined or recorded.was_joined:
         joined = _find_joined(recorded)
         if joined is not None:
@@ -141,13 +142,19 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
     return False
 
 
-def _has_joined_numbers(call: ModelCall, batch: int) -> bool:
-    """Whether numbers have rows for all samples, but no dimension as long as the batch."""
+def _has_joined_rows(call: ModelCall, batch: int) -> bool:
+    """Whether some tensor has rows for all samples, but no dimension as long as the batch.
+
+    A mask or a table of positions beside the samples has sizes that they have, too.
+    """
+    tensors = list_tensors((call.args, call.kwargs))
+    beside = {size for t in tensors if exact_layouts(t, batch) for size in t.shape}
     return any(
-        tensor.is_floating_point()
-        and folded_layouts(tensor, batch)
-        and not exact_layouts(tensor, batch)
-        for tensor in call.arguments
+        tensor.shape[layout.dim] not in beside and not counts_up(tensor)
+        for tensor in tensors
+        if not exact_layouts(tensor, batch)
+        for layout in folded_layouts(tensor, batch)
+        if layout.dim == 0 or layout.dim < tensor.ndim - 1
     )
 
 

@@ -233,6 +233,7 @@ class OutputLayout:
         gradient: of all losses, as a probe of the whole batch found it; None if there is none.
         is_before_hooks: whether this is the gradient before the hooks that the model put on the
             output. It is the one behind them if the loop has put others on it.
+        is_mixed: whether other samples were seen to change it, and no loss to depend on it.
     """
 
     def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
@@ -240,7 +241,7 @@ class OutputLayout:
         self._evidence: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
-        self.is_before_hooks = False
+        self.is_before_hooks = self.is_mixed = False
         self._raw: Tensor | None = None
         self._behind_own_hooks: Tensor | None = None
         if output.grad_fn is not None:

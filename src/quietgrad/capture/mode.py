@@ -101,11 +101,10 @@ class CaptureMode(TorchFunctionMode):
             tape.reads_numbers = True
         tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
         # A module that is built in a forward sets up parameters of its own.
-        is_setting_up = not torch.is_grad_enabled() or is_initialization(func)
-        find = self._known_target_of if is_setting_up else self._target_of
-        targets = [find(tensor, tape) for tensor in tensors]
-        if is_initialization(func) and not any(targets):
+        if is_initialization(func) and not any(map(self._is_of_model, tensors)):
             return func(*args, **kwargs)
+        known = [t if torch.is_grad_enabled() or self._is_of_model(t) else None for t in tensors]
+        targets = [self._target_of(tensor, tape) for tensor in known]
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
         if not any(targets) or not torch.is_grad_enabled():
@@ -249,10 +248,9 @@ class CaptureMode(TorchFunctionMode):
             tape, func, self.frames[-1], lambda value: self._target_of(value, tape), lambda: self
         )
 
-    def _known_target_of(self, value: Tensor, tape: Tape) -> Target | None:
-        """The same; None for a parameter that is not the model's."""
-        is_own = not isinstance(value, nn.Parameter) or self._parameters.knows(value)
-        return self._target_of(value, tape) if is_own else None
+    def _is_of_model(self, value: Tensor) -> bool:
+        """False for a parameter that no module of the model holds."""
+        return not isinstance(value, nn.Parameter) or self._parameters.knows(value)
 
     def _target_of(self, value: Any, tape: Tape) -> Target | None:
         if not isinstance(value, Tensor):
@@ -279,8 +277,9 @@ class CaptureMode(TorchFunctionMode):
         written: list[Tensor] = []
         operation = classify(func)
         if operation.writes_in_place:
-            check_write(tape, args[0], args[1:])
-            written += tensors_in(args[0])
+            target, *others = (*args, *kwargs.values())
+            check_write(tape, target, others)
+            written += tensors_in(target)
         if kwargs.get("out") is not None:
             check_write(tape, kwargs["out"], args)
             written += tensors_in(kwargs["out"])
@@ -296,9 +295,7 @@ class CaptureMode(TorchFunctionMode):
         )
         tape.provenance.note(_tensors((output,)), constant=constant)
         if written and not constant:
-            # What was written to holds data now, and so does what it is a part of.
-            bases = [tensor._base for tensor in written if tensor._base is not None]
-            tape.provenance.note([*written, *bases], constant=False)
+            tape.provenance.note_written(written)
         return output
 
 

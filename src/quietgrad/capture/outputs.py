@@ -119,7 +119,11 @@ class OutputComparison:
 
     def _same_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
         if rows is not None and rows.is_probed and _is_unused_table(before, rows, self.batch):
+            rows.is_mixed |= not self._compare_rows(before, after, rows)
             return True
+        return self._compare_rows(before, after, rows)
+
+    def _compare_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
         layouts = _allowed_layouts(before, rows, self.batch)
         if self.count != self.batch:
             return self._same_of_fewer(before, after, rows, layouts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Factor, Stamp, content_of, version_of
+from quietgrad.factors.base import Factor, Stamp, version_of
 from quietgrad.factors.pullback import Pullback, Pulled
 
 MakeFactor = Callable[..., Factor]
 
+_DIGESTED_AT_ONCE = 2**26  # bytes
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
 
 
@@ -229,14 +231,14 @@ class _Seen:
     buffer: Tensor
     version: int
     value: Tensor | None
-    content: Tensor | None
+    content: int | None
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
         value = buffer.detach().clone() if _is_compared(buffer) else None
         # A frozen weight may be written to with what it holds: parametrizations do that.
         is_weight = isinstance(buffer, nn.Parameter) and value is None and _address(buffer) != 0
-        content = content_of(buffer) if is_weight else None
+        content = _digest(buffer) if is_weight else None
         return _Seen(place, buffer, version_of(buffer), value, content)
 
     @property
@@ -245,7 +247,7 @@ class _Seen:
             return is_equal(self.value, self.buffer)
         if self.version == version_of(self.buffer):
             return True
-        return self.content is not None and torch.equal(self.content, content_of(self.buffer))
+        return self.content is not None and self.content == _digest(self.buffer)
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
@@ -369,6 +371,15 @@ def _is_compared(buffer: Tensor) -> bool:
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
+def _digest(tensor: Tensor) -> int:
+    """Of all bytes and their places: a sum would not notice entries that changed places."""
+    values = tensor.detach().contiguous().flatten().view(torch.uint8)
+    digest = 0
+    for part in values.split(_DIGESTED_AT_ONCE):
+        digest = zlib.crc32(part.cpu().numpy(), digest)
+    return digest
+
+
 def _address(tensor: Tensor) -> int:
     """Where its memory begins; 0 if it has none of its own, as sparse, nested and mapped ones."""
     is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -400,6 +411,18 @@ class Provenance:
         self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
         self._doubtful: dict[int, weakref.ref[Tensor]] = {}
+        self._held: dict[int, weakref.ref[Tensor]] = {}
+        self._written: set[int] = set()
+
+    def note_held(self, tensors: Iterable[Tensor]) -> None:
+        """What the model held before it saw samples; it may be written to by any route later."""
+        self._held = {id(t): weakref.ref(t) for t in tensors if not t.requires_grad}
+
+    def note_written(self, tensors: Iterable[Tensor]) -> None:
+        """These hold data now, and so does all that shares their memory."""
+        for tensor in tensors:
+            self.note([tensor, *(() if tensor._base is None else (tensor._base,))], constant=False)
+            self._written.add(_address(tensor))
 
     def note(self, tensors: Iterable[Tensor], *, constant: bool) -> None:
         """Remember what tensors are, for as long as they live. Those with a graph are data."""
@@ -431,6 +454,9 @@ class Provenance:
         if isinstance(tensor, nn.Parameter) or self._buffers.get(id(tensor)) is tensor:
             return True
         noted = self._noted(tensor)
+        held = self._held.get(id(tensor))
+        if noted is None and held is not None and held() is tensor:
+            return True
         # One that comes from nowhere was cached by the model, unless it has room for all samples.
         return not _has_room(tensor, batch) if noted is None else noted
 
@@ -450,7 +476,9 @@ class Provenance:
 
     def is_known_constant(self, tensor: Tensor) -> bool:
         """Whether it was seen to be made of nothing that belongs to a sample."""
-        return self._buffers.get(id(tensor)) is tensor or self._noted(tensor) is True
+        if self._buffers.get(id(tensor)) is tensor:
+            return True
+        return self._noted(tensor) is True and _address(tensor) not in self._written
 
     def name_in_model(self, tensor: Any) -> str | None:
         """The buffer or parameter whose memory ``tensor`` shares."""
@@ -464,7 +492,8 @@ class Provenance:
         return self._originals.get((module, attribute), (None, attribute))
 
     def forget_dead(self) -> None:
-        """Drop entries of tensors that are gone."""
+        """Drop entries of tensors that are gone, when no samples are out any more."""
+        self._written.clear()
         self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
 
     def _noted(self, tensor: Tensor) -> bool | None:
@@ -479,8 +508,14 @@ def _is_shared(tensor: Tensor, batch: int) -> bool:
         # Positions often come as a batch of one; data with one time step in front does not.
         one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
         return one_row and not tensor.is_floating_point()
-    is_position = not tensor.is_floating_point() and bool((tensor.flatten().diff() == 1).all())
-    return tensor.numel() == 1 or is_position
+    return tensor.numel() == 1 or counts_up(tensor)
+
+
+def counts_up(tensor: Tensor) -> bool:
+    """Whether it is made of numbers of positions, one after the other."""
+    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
+    is_counting = is_whole and tensor.dtype != torch.bool
+    return is_counting and bool((tensor.flatten().diff() == 1).all())
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

@@ -87,7 +87,7 @@ class Capture:
         self._when = when
         self._layouts, self._provenance = LayoutTable(), Provenance(model)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
-        self._provenance.note(held, constant=True)  # it was there before any sample
+        self._provenance.note_held(held)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception = Interception(self._mode.handle_hidden)

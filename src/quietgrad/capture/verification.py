@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
     from quietgrad.capture.tape import Arrival, Site, Tape
+
+_CALLER = 7  # stack frames from a warning to the user's call of engine.backward
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -92,6 +95,7 @@ class Verifier:
         self._on_probed = on_probed
         self._known: set[Any] = set()
         self._joined: set[int] = set()  # numbers of calls with rows of several samples
+        self._has_warned = False
         self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
         self._constants = ConstantArguments()
         self.needs_snapshots = False
@@ -186,9 +190,23 @@ class Verifier:
                         self._joined.add(number)
                     if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
+        self._warn_of_tables(tape)
         for call in tape.calls:
             call.state = None  # it may be large
             call.after = call.before = None
+
+    def _warn_of_tables(self, tape: Tape) -> None:
+        """Once, of what a model returns besides and no loss may use, not even detached."""
+        kinds = [type(c.model).__name__ for c in tape.calls if any(o.is_mixed for o in c.outputs)]
+        if kinds and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model ({kinds[0]}) also returns a table of pairs of samples (similarities, "
+                "say), in which each depends on others. No loss gets a gradient from it. Do not "
+                "use it in the losses in any other way either, not even detached: that cannot be "
+                "verified, and would void the guarantee.",
+                stacklevel=_CALLER,
+            )
 
 
 def _find_option(tape: Tape) -> str:

@@ -67,7 +67,7 @@ from quietgrad.factors.base import Factor
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
 
-# Samples that all others become copies of, when nothing was verified before, in small batches.
+# Copies of a sample that are tried together; and of how many samples a batch is small.
 _COPIED, _FEW = 4, 8
 # Of gradients that are compared entry by entry.
 _FLOATS_AT_ONCE = 2**24
@@ -294,24 +294,22 @@ class _Examination:
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
         kept, *others = separate_samples(self.recorded.batch)
-        is_same = self._replace_others(kept, self._drawn, largest=True)
+        # Of what is known already, gradients are compared in one of two repeats, and of few alone.
+        in_whole = is_new or secrets.randbelow(2) == 0
+        is_same = self._replace_others(kept, self._drawn, backward=in_whole, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
             is_same = self._replace_others(kept, DrawRecorder())
         if not is_same:
             return self._explain(mixed_refusal(self._kind))
-        # Gradients that depend on places or numbers of samples alone are looked for less often.
-        backward = is_new or secrets.randbelow(2) == 0
-        if complaint := self._find_place_dependence(kept.nonzero().flatten(), backward=backward):
+        alone = kept.nonzero().flatten()
+        alone = alone[random_order(len(alone))][: None if is_new else _COPIED]
+        complaint = self._find_place_dependence(alone, backward=is_new or not in_whole)
+        if complaint is None and is_first and not self._drawn.has_hidden:
+            complaint = self._find_any_dependence(~kept, others)
+        if complaint is not None:
             return complaint
-        if is_first and not self._drawn.has_hidden:
-            if not self._replace_others(~kept, largest=False) or self._mixes_any(others):
-                return self._explain(mixed_refusal(self._kind))
-            if self._moves_any():
-                return self._explain(
-                    (placed_refusal if self._is_moved() else counted_refusal)(self._kind)
-                )
         return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
 
     @cached_property
@@ -371,7 +369,44 @@ class _Examination:
             self.refuse_kept_data(run)
         return is_same
 
-    def _mixes_any(self, halves: Sequence[Tensor]) -> bool:
+    def _find_any_dependence(self, first: Tensor, masks: Sequence[Tensor]) -> QuietgradError | None:
+        """What some sample notices of another one, where these masks tell every two apart.
+
+        Gradients are compared of those of the first one. In a large batch it takes half as long to
+        leave others out as to replace them.
+        """
+        drawn = DrawRecorder()
+        if self._drawn.drawn:  # now also for samples that were replaced
+            self.run(self._unchanged, self._everyone, drawn, backward=False)
+        if self.recorded.batch > _FEW:
+            for number, samples in enumerate(self._list_companies([first, *masks])):
+                is_same = self._is_same_for(samples, drawn, backward=not number)
+                if is_same is None:
+                    break
+                if not is_same:
+                    return self._explain_company()
+            else:
+                return None
+        if not self._replace_others(first, largest=False) or self._mixes_any(masks):
+            return self._explain(mixed_refusal(self._kind))
+        samples = take_several(self._everyone[1:], self.recorded.batch)
+        if self._is_same_for(samples, drawn, backward=False) is False:
+            return self._explain_place()
+        return None
+
+    def _list_companies(self, masks: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Some of the samples: those of each mask, and a single one beside copies of another."""
+        for mask in masks:
+            kept = mask.nonzero().flatten()
+            yield kept[random_order(len(kept))]
+        chosen = int(random_order(self.recorded.batch)[0])
+        others = [chosen]
+        if self._scores is not None:
+            others += [int(self._scores.argmax()), int(self._scores.argmin())]
+        for other in others:
+            yield torch.tensor([chosen, *[other] * (_COPIED - 1)])
+
+    def _mixes_any(self, masks: Sequence[Tensor]) -> bool:
         """Whether some of these samples notice that the others are replaced."""
         batch = self.recorded.batch
         # What all samples have in common may decide (no padding at all): copies of single ones.
@@ -383,17 +418,9 @@ class _Examination:
             for kept, largest in [
                 (alone, True),
                 (alone, False),
-                *((each, None) for each in (*halves, *singles)),
+                *((each, None) for each in (*masks, *singles)),
             ]
         )
-
-    def _moves_any(self) -> bool:
-        """Whether samples notice that others are left out and that they move up."""
-        drawn = DrawRecorder()
-        if self._drawn.drawn:  # now also for samples that were replaced
-            self.run(self._unchanged, self._everyone, drawn, backward=False)
-        samples = take_several(self._everyone[1:], self.recorded.batch)
-        return self._is_same_for(samples, drawn, backward=False) is False
 
     def _is_same_for(
         self, samples: Tensor, drawn: DrawRecorder, *, backward: bool = True
@@ -429,18 +456,27 @@ class _Examination:
         comparison = self._comparison(samples, torch.arange(run.batch), samples)
         return comparison.holds(whole.outputs, run.outputs)
 
-    def _find_place_dependence(self, kept: Tensor, *, backward: bool) -> QuietgradError | None:
-        """What changes for these samples when they are alone, in another order."""
-        samples = take_several(kept[random_order(len(kept))], self.recorded.batch)
+    def _find_place_dependence(self, samples: Tensor, *, backward: bool) -> QuietgradError | None:
+        """What changes for these samples when they are alone, in this order."""
+        samples = take_several(samples, self.recorded.batch)
         if self._is_same_for(samples, self._drawn, backward=backward) is not False:
             return None
+        return self._explain_company()
+
+    def _explain_company(self) -> QuietgradError:
+        """Why samples get something else when they are alone, in another order."""
         if self._mixes_any(separate_samples(self.recorded.batch)):
             return self._explain(mixed_refusal(self._kind))
+        return self._explain_place()
+
+    def _explain_place(self) -> QuietgradError:
         return self._explain((placed_refusal if self._is_moved() else counted_refusal)(self._kind))
 
     def _is_moved(self) -> bool:
-        """Whether samples notice that all change places; not known if draws change with them."""
+        """Whether samples notice that all change places."""
         samples = self._everyone.roll(1)
+        if self._drawn.drawn:  # draws would change with places
+            return self._is_same_with_constants(samples) is False
         run = self.run(self.layout.select(samples), samples)
         return not self._agrees(run, samples)
 

@@ -352,14 +352,17 @@ class WeightWatch:
         if self._stamp is not None:
             self._stamp.seal()
 
-    def find_written(self) -> str | None:
-        """The name of a weight that was written since; None if none was, or no batch is out."""
+    def find_written(self, *, thorough: bool = True) -> str | None:
+        """The name of a weight that was written since; None if none was, or no batch is out.
+
+        If not ``thorough``, only what torch counts is looked at.
+        """
         for name, (weight, version, address) in self._seen.items():
             if version_of(weight) != version or weight.data_ptr() != address:
                 return name
-        if self._stamp is not None and (place := self._stamp.find_changed()) is not None:
-            return list(self._seen)[place]
-        return None
+        stamp = self._stamp if thorough else None
+        place = None if stamp is None else stamp.find_changed()
+        return None if place is None else list(self._seen)[place]
 
     def end(self) -> None:
         """The batch is over."""

@@ -233,10 +233,10 @@ class Capture:
         """A logical batch is handed out: weights are not to be written until its step."""
         self._weights.begin(thorough=thorough)
 
-    def require_unwritten(self) -> None:
+    def require_unwritten(self, *, thorough: bool = True) -> None:
         """Refuse buffers and weights that were written while the samples of a batch were out."""
         self._refuse_written_buffers()
-        name = self._weights.find_written()
+        name = self._weights.find_written(thorough=thorough)
         if name is not None:
             raise raw_data_refusal(name)
 

@@ -188,7 +188,7 @@ class Verifier:
                 else:
                     if check_independence(recorded, is_new=is_new, is_first=is_first):
                         self._joined.add(number)
-                    if tape.collation is not None and (is_new or secrets.randbelow(4) == 0):
+                    if tape.collation is not None and (is_new or secrets.randbelow(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
         self._warn_of_tables(tape)
         for call in tape.calls:

@@ -395,7 +395,7 @@ class BatchIterator:
             if is_first:
                 self._capture.begin_batch(thorough=is_due)
             else:
-                self._capture.require_unwritten()
+                self._capture.require_unwritten(thorough=is_due)
             collation = self._collation(indices, content) if is_due else None
             self._capture.begin(len(indices), verify=is_due, collation=collation)
             is_first = False

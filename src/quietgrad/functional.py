@@ -20,7 +20,7 @@ from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, like_parameter
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
@@ -85,9 +85,11 @@ def clipped_sum(
 
     reduced = captured_backward(model, closure, reducer, verify=verify)
     reduced.finish()
-    zeros = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    zeros = {n: torch.zeros_like(p) for n, p in trained.items()}
+    sums = {n: like_parameter(trained[n], total) for n, total in reduced.grads.items()}
     return ClippedSum(
-        grads=zeros | reduced.grads,
+        grads=zeros | sums,
         norms=reduced.norms,
         weights=reduced.weights,
         groups=groups,
@@ -127,7 +129,7 @@ class _Materializer:
         """The gradients of one parameter; zero if no sample used it."""
         if name not in self._grads:
             return parameter.new_zeros(self._batch, *parameter.shape)
-        return self._grads[name]
+        return like_parameter(parameter, self._grads[name])
 
 
 def captured_backward(

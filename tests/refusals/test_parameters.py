@@ -161,13 +161,6 @@ def test_lazy_modules():
         attach(model, X)
 
 
-def test_complex_parameters():
-    model = Net(layers)
-    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex128))
-    with pytest.raises(TrainableSetError, match=r"'phase'.*complex.*view_as_real|'phase'.*complex"):
-        attach(model, X)
-
-
 def test_a_model_without_trainable_parameters():
     model = Net(layers).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -70,6 +70,17 @@ def run_on_entries(
         return call.function(*inner_args, **inner_kwargs), sources
 
 
+def derive_complex(tape: Tape, name: str, parameter: Tensor) -> Derived:
+    """A complex parameter, as computed from its real and imaginary parts, which are clipped."""
+    known = tape.derived(parameter)
+    if known is None:
+        entry = tape.entry(name, parameter)
+        with torch.enable_grad():
+            known = Derived(torch.view_as_complex(entry), {name: entry}, isometric=True)
+        tape.add_derived(known, known_as=parameter)
+    return known
+
+
 def _entries(
     tape: Tape, managed: list[tuple[Tensor, Target]]
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
@@ -78,6 +89,7 @@ def _entries(
     for tensor, target in managed:
         if isinstance(target, Derived):
             sources.update(target.sources)
+            replaced[id(tensor)] = target.tensor  # of a complex parameter, not itself
         elif isinstance(target, ParameterTarget):
             replaced[id(tensor)] = sources[target.name] = tape.entry(target.name, tensor)
     return sources, replaced

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call, Frame
 from quietgrad.capture.compare import tensors_in
-from quietgrad.capture.derivation import derive, run_on_entries
+from quietgrad.capture.derivation import derive, derive_complex, run_on_entries
 from quietgrad.capture.operations import (
     Handle,
     HiddenFunction,
@@ -256,7 +256,10 @@ class CaptureMode(TorchFunctionMode):
         if not isinstance(value, Tensor):
             return None
         if type(value) is not Tensor and isinstance(value, nn.Parameter):
-            return self._parameters.target(value) if value.requires_grad else None
+            if not value.requires_grad:
+                return None
+            target = self._parameters.target(value)
+            return derive_complex(tape, target.name, value) if value.is_complex() else target
         return tape.derived(value)
 
     def _is_free_of_data(self, value: Any, tape: Tape) -> bool:

@@ -98,12 +98,6 @@ def refuse_unusable(model: nn.Module) -> None:
                 f"parameter '{name}' is not initialized yet (a lazy module): run one forward pass "
                 "before attaching."
             )
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise TrainableSetError(
-                f"parameter '{name}' is complex: noise and clipping are for real ones only. Keep "
-                "its real and imaginary parts, nn.Parameter(torch.view_as_real(values)), and use "
-                "torch.view_as_complex(parameter) in the forward."
-            )
     refuse_hooks({name: p for name, p in model.named_parameters() if p.requires_grad})
 
 

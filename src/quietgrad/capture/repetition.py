@@ -228,23 +228,28 @@ class Execution:
 class FactorRecorder:
     """Makes the factors of what arrives at sites in one pass.
 
+    Args:
+        tape: knows whose the rows are.
+        is_probed: whether these gradients themselves were probed, and not those of a repeat.
+
     Attributes:
         factors: what it made.
         unknown: the parameters with gradients that belong to nobody known.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, *, is_probed: bool = False) -> None:
         self.factors: Factors = {}
         self.unknown: set[str] = set()
-        self._tape = tape
+        self._tape, self._is_probed = tape, is_probed
         self._counts: Counter[SiteKey] = Counter()
 
     def __call__(self, arrival: Arrival) -> None:
         """A gradient arrived."""
-        key, made = arrival.site.key, self._tape.factors_of(arrival)
+        key = arrival.site.key
+        made = self._tape.factors_of(arrival, is_probed=self._is_probed)
         if made or made is None:
             self.factors[key, self._counts[key]] = made
-        elif arrival.grad.any():
+        if not made and arrival.grad.any():
             self.unknown.update(n for use in arrival.site.uses for n in use.target.names)
         self._counts[key] += 1
 

@@ -19,7 +19,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor, Stamp
+from quietgrad.factors.base import Factor, Stamp, real_parts
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -147,13 +147,15 @@ class Tape:
         """The start of all parameter-only computation on ``parameter``."""
         if name not in self._entries:
             with torch.enable_grad():
-                values = parameter.detach()
+                values = real_parts(parameter.detach())
                 self._entries[name] = _apply(_Entry, values, self.token, self, name)
         return self._entries[name]
 
-    def add_derived(self, derived: Derived) -> Tensor:
-        """Remember a tensor computed from parameters alone."""
+    def add_derived(self, derived: Derived, known_as: Tensor | None = None) -> Tensor:
+        """Remember a tensor computed from parameters alone; also for another one in its place."""
         self._derived[id(derived.tensor)] = derived
+        if known_as is not None:
+            self._derived[id(known_as)] = derived
         return derived.tensor
 
     def mark_chosen(self, derived: Derived) -> Tensor:
@@ -265,11 +267,11 @@ class Tape:
         """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
         return None if self.recomputes else [self.token, *leaves]
 
-    def factors_of(self, arrival: Arrival) -> list[TargetFactor] | None:
+    def factors_of(self, arrival: Arrival, *, is_probed: bool = False) -> list[TargetFactor] | None:
         """One for each use at the site.
 
         None if its rows may belong to samples in several ways, all of them exact for the gradients
-        that came here, but perhaps not for others. Empty if no gradient has come here yet, or
+        that were probed, but perhaps not for others. Empty if no gradient has come here yet, or
         nobody knows whose the rows are.
         """
         site, grad, saved, _ = arrival
@@ -277,7 +279,7 @@ class Tape:
         if self.batch > 1 and not is_owned:
             if not self.layouts.knows(site.key) or not left:
                 return []
-            if len(left) > 1:
+            if len(left) > 1 and not is_probed:
                 return None
         layout = self._layout(site, grad, left)
         return [

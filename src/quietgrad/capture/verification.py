@@ -168,7 +168,7 @@ class Verifier:
         is_first, has_owned_rows = not self._known, tape.has_owned_rows()
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
-                recorder = FactorRecorder(tape)
+                recorder = FactorRecorder(tape, is_probed=True)
                 for each in whole:
                     if each.site.call == number or (only and call.with_gradients):
                         recorder(each)

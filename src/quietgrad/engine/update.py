@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from quietgrad.capture import refusals
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
+from quietgrad.factors.base import like_parameter, real_parts
 from quietgrad.grouping.base import Group, sensitivity
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.noise import Noise
@@ -186,6 +187,7 @@ class Radii:
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """In the type and the layout of the parameter: fused optimizers rely on them."""
+    gradient = like_parameter(parameter, gradient)
     if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
@@ -226,7 +228,10 @@ class NoisyUpdate:
         try:
             self._noise.begin_step(step)
             trained = self._parameters
-            totals = [sums[n] if n in sums else torch.zeros_like(p) for n, p in trained.items()]
+            totals = [
+                sums[n] if n in sums else torch.zeros_like(real_parts(p.detach()))
+                for n, p in trained.items()
+            ]
             gradients = self._noise.add(totals, std, divisor)
             if self._momentum is not None:
                 gradients = self._momentum.apply_outer(gradients)

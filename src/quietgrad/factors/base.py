@@ -175,6 +175,21 @@ def content_of(tensor: Tensor) -> Tensor:
     return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
 
 
+def real_parts(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real and imaginary parts, another one as it is.
+
+    Clipping and noise are for real numbers: a complex parameter counts as twice as many.
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def like_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient, or a stack of some, of its real and imaginary parts, as the parameter's own."""
+    if not parameter.is_complex() or gradient.is_complex():
+        return gradient
+    return torch.view_as_complex(gradient.contiguous())
+
+
 def version_of(tensor: Tensor) -> int:
     """How often torch has seen it written to."""
     return 0 if tensor.is_inference() else tensor._version

@@ -18,7 +18,7 @@ from quietgrad.capture.compare import first_difference, is_same
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
 from quietgrad.errors import LossError, QuietgradError, SampleMixingError
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, like_parameter
 from quietgrad.grouping.base import sensitivity
 from quietgrad.inspection.dependence import independence, variety
 from quietgrad.inspection.report import Coverage, Finding, Severity, draws_differ, fault, owner
@@ -180,7 +180,8 @@ class Captured:
         """One sample's gradient of one parameter; zero if no sample used it."""
         if name not in self.factors:
             return like.new_zeros(like.shape)
-        return self.factors[name].select(slice(sample, sample + 1)).materialize()[0]
+        rows = self.factors[name].select(slice(sample, sample + 1)).materialize()
+        return like_parameter(like, rows[0])
 
 
 def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> Captured:

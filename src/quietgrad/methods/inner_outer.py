@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quietgrad._checks import require_choice, require_count, require_rate
 from quietgrad.capture.compare import is_close, is_equal
 from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, real_parts
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Momentum:
                 kept[name].copy_(values)
         outer = state["outer"]
         if outer is not None:
-            shapes = [parameter.shape for parameter in self._trained().values()]
+            shapes = [real_parts(parameter).shape for parameter in self._trained().values()]
             if [values.shape for values in outer] != shapes:
                 raise ValueError("outer momentum of other parameters")
             outer = [values.clone() for values in outer]

@@ -3,6 +3,7 @@
 from . import (
     attention,
     checkpointing,
+    complex_numbers,
     contraction,
     convolution,
     derived,
@@ -26,6 +27,7 @@ __all__ = [
     "Problem",
     "attention",
     "checkpointing",
+    "complex_numbers",
     "contraction",
     "convolution",
     "derived",

@@ -1,0 +1,1 @@
+"""Training on another device than the CPU, without one at hand."""

@@ -162,7 +162,7 @@ class _DeviceModule(backend_registration._DummyBackendModule):
 
 
 class _Generator(torch.Generator):
-    """A generator of a pretend device is one of the CPU: torch lets no backend of Python make one."""
+    """Of a pretend device it is one of the CPU: torch lets no backend in Python make its own."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         is_pretend = torch.device(device).type == NAME

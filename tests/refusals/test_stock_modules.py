@@ -313,3 +313,25 @@ def test_a_frozen_weight_may_be_written_with_what_it_holds():
     model = Hoarding(rewrite)
     model.calls = 5
     qg.clipped_sum(model, lambda: squares(model, samples(4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_that_is_moved_to_the_type_it_has(dtype):
+    """As routers of mixtures of experts do it: nothing is written."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            self.router = self.router.to(dtype)
+            return self.head(self.router(x.to(dtype)).float()).square().sum(1)
+
+    model = Model()
+    model.router.to(dtype)
+    x = torch.randn(6, 4)
+    found = qg.per_sample_grads(model, lambda: model(x))
+    model.zero_grad()
+    model(x[:1]).sum().backward()
+    torch.testing.assert_close(found["router.weight"][0], model.router.weight.grad)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import quietgrad as qg
+from quietgrad.errors import SampleMixingError
 
 
 class Experts(nn.Module):
@@ -44,3 +45,111 @@ def test_they_are_verified_and_exact(seed):
         for name, parameter in model.named_parameters():
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             torch.testing.assert_close(found[name][sample], expected)
+
+
+# -- dropout on rows that belong to samples in any order and number ------------------------------
+
+
+def keep(h):
+    return h
+
+
+def by_the_mean(h):
+    return h - h.detach().mean(0)
+
+
+def by_a_hidden_mean(h):
+    """What dropout leaves out becomes the mean of all rows."""
+    mask = torch.bernoulli(torch.full_like(h, 0.5))
+    return mask * h + (1 - mask) * h.detach().mean(0)
+
+
+def by_chance(h):
+    return h - (torch.rand(len(h), 1) < 0.3) * h.detach().mean(0)
+
+
+def by_a_permutation(h):
+    return h + 0.5 * h.detach()[torch.randperm(len(h))]
+
+
+class RoutedWithDropout(nn.Module):
+    def __init__(self, between):
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head, self.between = nn.Linear(6, 2), between
+
+    def forward(self, x, choice):
+        rows, chosen, out = x.flatten(0, 1), choice.flatten(), 0
+        for number, expert in enumerate(self.experts):
+            place = (chosen == number).nonzero().flatten()
+            hidden = self.between(nn.functional.dropout(torch.relu(expert(rows[place])), 0.2))
+            out = out + torch.zeros_like(rows).index_add(0, place, hidden)
+        return self.head(out.view(x.shape).mean(1)).square().sum(1)
+
+
+class PackedWithDropout(nn.Module):
+    def __init__(self, between):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(6, 8, num_layers=2, dropout=0.2, batch_first=True)
+        self.first, self.head, self.between = nn.Linear(6, 6), nn.Linear(8, 2), between
+
+    def forward(self, x, choice):
+        lengths = 2 + choice.sum(1) % 5
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        packed = packed._replace(data=self.between(torch.tanh(self.first(packed.data))))
+        _, (h, _) = self.lstm(packed)
+        return self.head(h[-1]).square().sum(1)
+
+
+class MaskedWithDropout(nn.Module):
+    def __init__(self, between):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head, self.between = nn.Linear(6, 6), nn.Linear(6, 2), between
+
+    def forward(self, x, choice):
+        mask = choice > 0
+        rows = nn.functional.dropout(torch.relu(self.first(x[mask])), 0.3)
+        place = mask.flatten().nonzero().flatten()
+        out = torch.zeros(mask.numel(), 6).index_add(0, place, self.between(rows))
+        return self.head(out.view(*mask.shape, 6).mean(1)).square().sum(1)
+
+
+KINDS = [RoutedWithDropout, PackedWithDropout, MaskedWithDropout]
+MIXING = [by_the_mean, by_a_hidden_mean, by_chance, by_a_permutation]
+
+
+def samples_of(seed, count=6):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 7, 6, generator=generator), torch.randint(
+        3, (count, 7), generator=generator
+    )
+
+
+@pytest.mark.parametrize("count", [6, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_on_them_is_not_refused(kind, count):
+    for seed in range(3):
+        model, batch = kind(keep), samples_of(seed, count)
+        qg.per_sample_grads(model, lambda model=model, batch=batch: model(*batch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_finds_nothing_wrong_with_it(kind):
+    for seed in range(3):
+        report = qg.check(kind(keep), samples_of(seed), lambda model, batch: model(*batch))
+        assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("mixing", MIXING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixing_beside_dropout_is_refused(kind, mixing):
+    model, batch = kind(mixing), samples_of(0)
+    with pytest.raises(SampleMixingError):
+        for _ in range(12):  # what happens by chance may not happen at once
+            qg.per_sample_grads(model, lambda: model(*batch))
+    assert not qg.check(model, batch, lambda model, batch: model(*batch)).ok

@@ -256,7 +256,7 @@ class DrawReplayer(DrawMode):
         """What was drawn for these samples."""
         for draw in self._recorded.get(key, ()):
             given = self._select(key, draw.values, fresh)
-            if given is not None:
+            if given is not None and given.shape == fresh.shape:
                 self._used.add(key)
                 source.put_back(draw.after)
                 return given
@@ -286,6 +286,52 @@ class ConstantDraws(DrawMode):
         return torch.full_like(fresh, 1 if is_mask else 0.5 if fresh.is_floating_point() else 0)
 
 
+class SteadyDraws(DrawMode):
+    """Draws of several values are the same for every row, and those of one are given again.
+
+    For models that draw for rows which belong to samples in any order and number: with other
+    samples, a sample's draws would be at other places. Masks keep a half of everything, other
+    numbers are all the same, and permutations leave nothing in place.
+
+    Args:
+        singles: what was drawn of single values, in order.
+        is_high: whether numbers come from the high end of what is possible.
+        steer: changes single values that are not among them.
+    """
+
+    def __init__(
+        self, singles: Sequence[Tensor] = (), *, is_high: bool, steer: Steer | None = None
+    ) -> None:
+        super().__init__(steer)
+        self._singles, self._is_high = iter(singles), is_high
+        self._given: dict[Key, Tensor] = {}  # what checkpointing computes again gets the same
+
+    def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
+        """That number, or that of the recorded run."""
+        known = self._given.get(key)
+        if known is None or known.shape != fresh.shape:
+            self._given[key] = known = self._choose(key, fresh)
+        return known
+
+    def _choose(self, key: Key, fresh: Tensor) -> Tensor:
+        if fresh.numel() == 1:
+            single = next(self._singles, fresh)
+            return single.to(fresh).reshape(fresh.shape)
+        if key[0] in _PERMUTATIONS:
+            return torch.arange(len(fresh), device=fresh.device).roll(1)
+        if key[0] in _DROPOUTS or not fresh.is_floating_point():
+            return torch.full_like(fresh, fresh.dtype is torch.bool)
+        if "bernoulli" in str(key[0]):
+            return torch.full_like(fresh, 0.5)  # a part of what is kept and of what is not
+        return torch.full_like(fresh, 0.95 if self._is_high else 0.05)
+
+
+def list_singles(recorded: DrawRecorder) -> list[Tensor]:
+    """What a run drew of single values, in order."""
+    drawn = (draw.values for draws in recorded.drawn.values() for draw in draws)
+    return [values for values in drawn if values.numel() == 1]
+
+
 class RepeatableDraws:
     """Lets runs of some of ``batch`` samples draw what a first run, of all, drew for them.
 
@@ -294,6 +340,7 @@ class RepeatableDraws:
         devices: with generators of their own.
         steer: changes what is drawn.
         on_draw: told of what the first run draws.
+        steady: makes draws that are the same for every row, for each run.
 
     Attributes:
         is_major: whether several rows of a sample are adjacent in what is drawn.
@@ -307,8 +354,10 @@ class RepeatableDraws:
         devices: tuple[torch.device, ...] = (),
         steer: Steer | None = None,
         on_draw: Callable[[Draw], None] | None = None,
+        steady: Callable[[], SteadyDraws] | None = None,
     ) -> None:
         self._batch, self._devices, self._steer = batch, devices, steer
+        self._steady = steady
         self._before, self._after = RandomState(devices), RandomState(devices)
         self._recorder = DrawRecorder(steer, on_draw)
         self.is_recorded, self.is_major = False, True
@@ -329,6 +378,11 @@ class RepeatableDraws:
         """
         with preserve_randomness(self._devices):
             self._before.restore()
+            if self._steady is not None:
+                with self._steady():
+                    yield
+                self.is_recorded = True
+                return
             if not self.is_recorded:
                 with self._recorder:
                     yield

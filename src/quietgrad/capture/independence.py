@@ -34,7 +34,13 @@ from quietgrad.capture.compare import (
     leaves,
     tensors_in,
 )
-from quietgrad.capture.draws import ConstantDraws, DrawRecorder, DrawReplayer
+from quietgrad.capture.draws import (
+    ConstantDraws,
+    DrawRecorder,
+    DrawReplayer,
+    SteadyDraws,
+    list_singles,
+)
 from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
 from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
 from quietgrad.capture.parameters import counts_up
@@ -283,8 +289,13 @@ def _change_values(arguments: Arguments, *, scale: int) -> Arguments:
 class _Examination:
     """Repeats of one call, with one layout of its arguments."""
 
-    def __init__(self, recorded: RecordedCall, layout: InputLayout | JoinedInput) -> None:
-        self.recorded, self.layout = recorded, layout
+    def __init__(
+        self,
+        recorded: RecordedCall,
+        layout: InputLayout | JoinedInput,
+        steady: Callable[[], SteadyDraws] | None = None,
+    ) -> None:
+        self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
         self._everyone = torch.arange(recorded.batch)
@@ -293,10 +304,40 @@ class _Examination:
 
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
+        complaint = self._find_complaint(is_new=is_new, is_first=is_first)
+        steady = self._find_steady_draws() if complaint is not None else None
+        if steady is None:
+            return complaint
+        other = _Examination(self.recorded, self.layout, steady)
+        return other._find_complaint(is_new=is_new, is_first=is_first)
+
+    def _find_steady_draws(self) -> Callable[[], SteadyDraws] | None:
+        """Draws with which a complaint is to be tried again; None if they make no difference.
+
+        Where rows belong to samples in any order and number, and are drawn for, a sample's draws
+        are at other places when others are replaced.
+        """
+        if not self._drawn.drawn or self._steady is not None:
+            return None
+        recorder = DrawRecorder()
+        if self.run_if_possible(self._unchanged, self._everyone, recorder) is None:
+            return None
+        shapes, others = (
+            [draw.values.shape for draws in each.drawn.values() for draw in draws]
+            for each in (recorder, self._drawn)
+        )
+        is_of_rows = any(shape.numel() > 1 for shape in shapes)
+        if not is_of_rows or (shapes == others and not self.recorded.has_owned_rows):
+            return None
+        singles, is_high = list_singles(recorder), secrets.randbelow(2) == 0
+        return partial(SteadyDraws, singles, is_high=is_high)
+
+    def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         kept, *others = separate_samples(self.recorded.batch)
         # Of what is known already, gradients are compared in one of two repeats, and of few alone.
         in_whole = is_new or secrets.randbelow(2) == 0
-        is_same = self._replace_others(kept, self._drawn, backward=in_whole, largest=True)
+        recorder = self._drawn if self._steady is None else None
+        is_same = self._replace_others(kept, recorder, backward=in_whole, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
@@ -517,6 +558,8 @@ class _Examination:
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         hold = count == self.recorded.batch
         options = {"hold": hold, "read_rows": read_rows}
+        if self._steady is not None:
+            mode = self._steady()
         return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, **options)
 
     def run_if_possible(
@@ -583,6 +626,8 @@ class _Examination:
         """The call itself; what it returned is computed again if it was written to since."""
         outputs = self._call.recorded_outputs
         has_inner = any(tensor.requires_grad for tensor in self._call.arguments)
+        if self._steady is not None:
+            return self.run(self._unchanged, self._everyone)
         if outputs is None or has_inner or self.recorded.is_bypassed:
             again = self.run(self._unchanged, self._everyone)
             outputs = again.outputs if outputs is None else outputs

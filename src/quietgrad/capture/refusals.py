@@ -207,9 +207,12 @@ def check_module(module: nn.Module, path: str) -> None:
 
 def check_write(tape: Tape, written: Any, others: Any) -> None:
     """Refuse to write data into what stays in the model: a buffer or a parameter."""
-    names = [tape.provenance.name_in_model(tensor) for tensor in tensors_in(written)]
-    kept = [name for name in names if name is not None]
-    if kept and any(not tape.is_constant(tensor) for tensor in tensors_in(others)):
+    name_of = tape.provenance.name_in_model
+    kept = [name for tensor in tensors_in(written) if (name := name_of(tensor)) is not None]
+    # Module.to() writes a parameter to itself.
+    if kept and any(
+        not tape.is_constant(tensor) and name_of(tensor) is None for tensor in tensors_in(others)
+    ):
         raise raw_data_refusal(kept[0])
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quietgrad.capture.draws import Draw, RepeatableDraws, preserve_randomness
+from quietgrad.capture.draws import Draw, RepeatableDraws, SteadyDraws, preserve_randomness
 
 _EXTREME = 0.05
 _UNIFORM = (torch.ops.aten.rand, torch.ops.aten.rand_like, torch.ops.aten.uniform_)
@@ -26,15 +26,25 @@ class Randomness:
     A model may do one thing or another by a single number. So there are two kinds of runs: such
     numbers come from the low end of what is possible, or from the high one.
 
+    Args:
+        samples: how many there are.
+        devices: with generators of their own.
+        is_steady: whether draws are the same for every row instead, so that it does not matter
+            which rows a sample has.
+
     Attributes:
         is_low: which of the two the next run is.
         names: of what was drawn, and where.
         has_single: whether a single number was drawn, for all samples.
+        has_several: whether several numbers were drawn at once.
         saw_autocast: whether something ran in a lower precision.
     """
 
-    def __init__(self, samples: int, devices: tuple[torch.device, ...] = ()) -> None:
+    def __init__(
+        self, samples: int, devices: tuple[torch.device, ...] = (), *, is_steady: bool = False
+    ) -> None:
         self.is_low, self.has_single, self.saw_autocast = True, False, False
+        self.has_several = False
         self.names: set[str] = set()
         self._draws: dict[bool, RepeatableDraws] = {}
         self._function = ""
@@ -44,7 +54,10 @@ class Randomness:
                 np.random.seed(is_low)  # noqa: NPY002  models draw from it
                 random.seed(is_low)
                 steer = partial(_steer, is_low)
-                self._draws[is_low] = RepeatableDraws(samples, devices, steer, self._note)
+                steady = partial(SteadyDraws, is_high=not is_low, steer=steer)
+                self._draws[is_low] = RepeatableDraws(
+                    samples, devices, steer, self._note, steady if is_steady else None
+                )
 
     @property
     def draws(self) -> RepeatableDraws:
@@ -73,6 +86,7 @@ class Randomness:
     def _note(self, draw: Draw) -> None:
         self.names.add(f"{self._function or draw.name} in {_find_running_module()}")
         self.has_single |= draw.values.numel() == 1
+        self.has_several |= draw.values.numel() > 1
 
 
 class _Watch(TorchFunctionMode):

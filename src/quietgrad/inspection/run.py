@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,6 +126,8 @@ def check(
     )
     try:
         findings, covered = _run_checks(subject, on_check)
+        if subject.randomness.has_several and any(f.verdict is Severity.FAULT for f in findings):
+            findings, covered = _run_steadily(subject, findings, covered)
     except Exception as error:
         if select is None:
             error.add_note(_CUT_BY_ROWS)
@@ -152,6 +155,27 @@ def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:
     if isinstance(losses, Tensor) and losses.ndim == 1:
         return len(losses)
     return count_samples(batch)
+
+
+def _run_steadily(
+    subject: Subject, findings: list[Finding], covered: tuple[Coverage, ...]
+) -> tuple[list[Finding], tuple[Coverage, ...]]:
+    """What is found if draws are the same for every row, if nothing is wrong then.
+
+    Rows may belong to samples in any order and number, so that a sample's draws are at other places
+    when others are replaced.
+    """
+    steady = replace(subject, is_steady=True, answers={})
+    again, covered_again = _run_checks(steady, lambda name: None)
+    if any(finding.verdict is Severity.FAULT for finding in again):
+        return findings, covered
+    names = ", ".join(sorted(subject.randomness.names))
+    note = (
+        f"draws ({names}) were the same for every row: which rows are a sample's depends on the "
+        "others, so that its draws cannot be given to it again."
+    )
+    others = [finding for finding in again if finding.check != "randomness"]
+    return [*others, Finding("randomness", Severity.NOTE, note)], covered_again
 
 
 def _run_checks(subject: Subject, on_check: OnCheck) -> tuple[list[Finding], tuple[Coverage, ...]]:

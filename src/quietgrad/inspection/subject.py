@@ -236,6 +236,7 @@ class Subject:
         clipping: as in training.
         groups: as in training.
         strategy: as in training.
+        is_steady: whether draws are the same for every row.
         answers: to questions that are asked once.
     """
 
@@ -248,6 +249,7 @@ class Subject:
     clipping: Clipping
     groups: tuple[Group, ...]
     strategy: Strategy
+    is_steady: bool = False
     answers: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @property
@@ -276,7 +278,8 @@ class Subject:
     @cached_property
     def randomness(self) -> Randomness:
         """Makes draws repeatable, and remembers what there was of them."""
-        return Randomness(self.count, find_devices(self.original))
+        devices = find_devices(self.original)
+        return Randomness(self.count, devices, is_steady=self.is_steady)
 
     def losses(self, model: nn.Module, places: Sequence[int]) -> Tensor:
         """The losses of some samples, by a copy of the model, with repeatable draws."""

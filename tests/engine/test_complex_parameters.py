@@ -1,10 +1,13 @@
 """Complex parameters train: noise on real and imaginary parts, resumed, checked and planned."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import quietgrad as qg
+from quietgrad.errors import TrainableSetError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*protects nobody")
 
@@ -113,6 +116,22 @@ def test_check_and_plan():
     report = qg.check(Spectral(), batch, losses)
     assert report.ok, str(report)
     assert qg.plan(Spectral(), batch, losses).recommended is not None
+
+
+def test_a_parameter_without_entries():
+    model = Spectral()
+    model.none = nn.Parameter(torch.zeros(0, 4, dtype=torch.complex64))
+    engine = make(model)
+    train(engine, model)
+    engine.detach()
+    found = qg.clipped_sum(model, lambda: model(torch.randn(4, 6)).square().sum(1))
+    assert found.grads["none"].shape == (0, 4)
+
+
+def test_fused_optimizers_are_refused_at_once():
+    model = Spectral()
+    with pytest.raises(TrainableSetError, match=r"fused.*complex.*'filter'"):
+        make(model, partial(torch.optim.SGD, fused=True))
 
 
 def test_gradients_are_complex_to_their_reader():

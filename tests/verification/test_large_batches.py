@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import quietgrad as qg
 from quietgrad import PrivacyEngine
 from quietgrad.errors import SampleMixingError
 
@@ -90,6 +91,144 @@ def test_a_model_for_one_size_of_batch_is_verified_by_replacing():
 def test_what_all_copies_have_in_common_is_seen():
     with pytest.raises(SampleMixingError):
         train(Model(lambda h: torch.full_like(h, float((h == h[:1]).all()))))
+
+
+def scaled_by_the_largest(x):
+    return (x / x.abs().amax() * 63).round().long() + 64
+
+
+def spectrum_by_the_largest(x):
+    modes = torch.fft.rfft(x)
+    return torch.view_as_real(modes / modes.abs().amax()).flatten(1).mul(9).long().abs() % 128
+
+
+class Frozen(nn.Module):
+    """A part without parameters that the loop calls without gradients; what it gives are ids."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Tokens(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.tokenizer, self.table, self.head = (
+            Frozen(function),
+            nn.Embedding(128, 4),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, ids):
+        return self.head(self.table(ids).mean(1)).square().sum(1)
+
+
+def samples_with_an_outlier(count=16):
+    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+    x[3] *= 20
+    return x
+
+
+@pytest.mark.parametrize("function", [scaled_by_the_largest, spectrum_by_the_largest])
+def test_ids_of_a_frozen_part_that_depend_on_the_largest_sample(function):
+    model, x = Tokens(function), samples_with_an_outlier()
+
+    def losses():
+        with torch.no_grad():
+            ids = model.tokenizer(x)
+        return model(ids)
+
+    for _ in range(6):
+        with pytest.raises(SampleMixingError):
+            qg.clipped_sum(model, losses)
+
+
+class Largest(nn.Module):
+    """Real or complex outputs, less the largest value of all samples."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.layer = kind, nn.Linear(8, 6)
+        self.filter = nn.Parameter(torch.randn(8, 6, dtype=torch.complex64))
+        self.rectifier, self.last = nn.RReLU(), nn.Linear(6, 2)
+
+    def forward(self, x):
+        top, h = x.detach().abs().amax(), self.layer(x)
+        match self.kind:
+            case "complex":
+                return x.to(torch.complex64) @ self.filter - top
+            case "leaky":
+                return self.rectifier(h) - top
+            case "backward":
+                h = torch.stack([nn.functional.dropout(row, 0.3) for row in h])
+                if h.requires_grad:
+                    h.register_hook(lambda grad: grad / top)
+                return self.last(h)
+            case _:
+                return torch.stack([row if torch.rand(()).item() < 0.5 else row + top for row in h])
+
+
+@pytest.mark.parametrize("count", [6, 16])
+@pytest.mark.parametrize("kind", ["complex", "leaky", "backward", "depth"])
+def test_a_value_of_the_largest_sample(kind, count):
+    model, x = Largest(kind), samples_with_an_outlier(count)
+    for seed in range(3):  # with which some rows are drawn to get it
+        torch.manual_seed(seed)
+        with pytest.raises(SampleMixingError):
+            qg.clipped_sum(model, lambda: model(x).abs().square().sum(1))
+
+
+class FilledExperts(nn.Module):
+    """What is dropped in an expert is filled with a mean over all samples."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(8, 2)
+        self.experts = nn.ModuleList(nn.Linear(8, 6) for _ in range(2))
+
+    def forward(self, x):
+        value, chosen = self.router(x).softmax(1).max(1)
+        out, fill = torch.zeros(len(x), 6), x.detach().mean() * 5
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            if len(rows):
+                keep = torch.rand(len(rows), 1) < 0.7
+                filled = torch.where(keep, expert(x[rows]), fill) * value[rows, None]
+                out = out.index_add(0, rows, filled)
+        return out.square().sum(1)
+
+
+@pytest.mark.parametrize("count", [8, 16, 32])
+def test_experts_that_fill_in_a_mean(count):
+    model, x = FilledExperts(), samples_with_an_outlier(count)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(SampleMixingError):
+            qg.clipped_sum(model, lambda: model(x))
+
+
+def test_a_sampler_that_rejects_is_not_refused():
+    layer = nn.Linear(8, 3)
+
+    def losses(x):
+        return torch.distributions.Dirichlet(layer(x).exp() + 0.5).rsample().square().sum(1)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return losses(x)
+
+    model, x = Model(), torch.randn(12, 8)
+    for _ in range(3):
+        qg.clipped_sum(model, lambda: model(x))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

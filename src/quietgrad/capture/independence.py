@@ -305,32 +305,46 @@ class _Examination:
     def find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         """What is wrong with the call, if anything is."""
         complaint = self._find_complaint(is_new=is_new, is_first=is_first)
-        steady = self._find_steady_draws() if complaint is not None else None
-        if steady is None:
+        if complaint is None or not self._moves_draws():
             return complaint
-        other = _Examination(self.recorded, self.layout, steady)
-        return other._find_complaint(is_new=is_new, is_first=is_first)
-
-    def _find_steady_draws(self) -> Callable[[], SteadyDraws] | None:
-        """Draws with which a complaint is to be tried again; None if they make no difference.
-
-        Where rows belong to samples in any order and number, and are drawn for, a sample's draws
-        are at other places when others are replaced.
-        """
-        if not self._drawn.drawn or self._steady is not None:
-            return None
-        recorder = DrawRecorder()
-        if self.run_if_possible(self._unchanged, self._everyone, recorder) is None:
-            return None
-        shapes, others = (
-            [draw.values.shape for draws in each.drawn.values() for draw in draws]
-            for each in (recorder, self._drawn)
+        # What draws decide must be right whichever way they fall.
+        complaints = (
+            other._find_complaint(is_new=True, is_first=is_first)
+            for other in self._list_with_steady_draws()
         )
-        is_of_rows = any(shape.numel() > 1 for shape in shapes)
-        if not is_of_rows or (shapes == others and not self.recorded.has_owned_rows):
-            return None
-        singles, is_high = list_singles(recorder), secrets.randbelow(2) == 0
-        return partial(SteadyDraws, singles, is_high=is_high)
+        return next(filter(None, complaints), None)
+
+    def _moves_draws(self) -> bool:
+        """Whether a sample may draw otherwise because others were replaced.
+
+        That is where rows belong to samples in any order and number, and are drawn for, and where
+        it depends on values how much is drawn.
+        """
+        if not self._drawn.drawn or self._steady is not None or self._recorded_draws is None:
+            return False
+        draws, others = (
+            [draw for draws in each.drawn.values() for draw in draws]
+            for each in (self._recorded_draws, self._drawn)
+        )
+        shapes = [draw.values.shape for draw in draws]
+        if not any(shape.numel() > 1 for shape in shapes):
+            return False
+        has_moved = shapes != [draw.values.shape for draw in others]
+        return has_moved or self.recorded.has_owned_rows or any(d.rejects for d in draws)
+
+    @cached_property
+    def _recorded_draws(self) -> DrawRecorder | None:
+        """What the call drew; None if it cannot be repeated."""
+        recorder = DrawRecorder()
+        run = self.run_if_possible(self._unchanged, self._everyone, recorder, backward=False)
+        return None if run is None else recorder
+
+    def _list_with_steady_draws(self) -> Iterator[_Examination]:
+        """The same with draws that are the same for every row, at both ends."""
+        singles = [] if self._recorded_draws is None else list_singles(self._recorded_draws)
+        for is_high in (False, True):
+            steady = partial(SteadyDraws, singles, is_high=is_high)
+            yield _Examination(self.recorded, self.layout, steady)
 
     def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
         kept, *others = separate_samples(self.recorded.batch)
@@ -347,8 +361,11 @@ class _Examination:
         alone = kept.nonzero().flatten()
         alone = alone[random_order(len(alone))][: None if is_new else _COPIED]
         complaint = self._find_place_dependence(alone, backward=is_new or not in_whole)
-        if complaint is None and is_first and not self._drawn.has_hidden:
-            complaint = self._find_any_dependence(~kept, others)
+        if complaint is None and is_first:
+            # Draws that depend on values are others for samples that are replaced.
+            is_hidden = self._drawn.has_hidden
+            for each in self._list_with_steady_draws() if is_hidden else (self,):
+                complaint = complaint or each._find_any_dependence(~kept, others)
         if complaint is not None:
             return complaint
         return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
@@ -421,7 +438,9 @@ class _Examination:
             self.run(self._unchanged, self._everyone, drawn, backward=False)
         if self.recorded.batch > _FEW:
             for number, samples in enumerate(self._list_companies([first, *masks])):
-                is_same = self._is_same_for(samples, drawn, backward=not number)
+                is_same = self._is_same_for(
+                    samples, drawn, backward=not number, with_constants=False
+                )
                 if is_same is None:
                     break
                 if not is_same:
@@ -464,12 +483,18 @@ class _Examination:
         )
 
     def _is_same_for(
-        self, samples: Tensor, drawn: DrawRecorder, *, backward: bool = True
+        self,
+        samples: Tensor,
+        drawn: DrawRecorder,
+        *,
+        backward: bool = True,
+        with_constants: bool = True,
     ) -> bool | None:
         """Whether these samples get the same when they are alone, in this order.
 
         None if that cannot be told: the model is made for one size of batch, or its draws cannot be
-        given again to each sample.
+        given again to each sample. Then outputs are compared in runs with constants in the place of
+        draws, unless nothing but the draws themselves will do.
         """
         if not drawn.is_complete:
             return None
@@ -480,7 +505,7 @@ class _Examination:
             if run is None:
                 return None
             if drawn.drawn and given.unaligned:
-                return self._is_same_with_constants(samples)
+                return self._is_same_with_constants(samples) if with_constants else None
             if self._agrees(run, samples, backward=backward):
                 return True
             if not run.has_same_draws:
@@ -533,7 +558,8 @@ class _Examination:
             raise unrepeatable_refusal(self._kind)
 
     def _is_repeatable(self) -> bool:
-        return self._agrees(self.run(self._unchanged, self._everyone), self._everyone)
+        mode = DrawRecorder() if self._drawn.has_hidden else None
+        return self._agrees(self.run(self._unchanged, self._everyone, mode), self._everyone)
 
     @cached_property
     def _unchanged(self) -> Choose:
@@ -614,7 +640,10 @@ class _Examination:
         self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
     ) -> OutputComparison:
         known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
-        return OutputComparison(known, batch, count, old, new, samples, self._bits, is_alike)
+        has_whole = not self._call.with_gradients  # what a frozen part gives may be ids
+        return OutputComparison(
+            known, batch, count, old, new, samples, self._bits, is_alike, has_whole
+        )
 
     @cached_property
     def _bits(self) -> int:

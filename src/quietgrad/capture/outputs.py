@@ -39,7 +39,8 @@ class OutputComparison:
 
     Samples ``old`` of the first are samples ``new`` of the second. Sample ``i`` of the second is
     sample ``samples[i]`` of the first, or a copy of it. Kernels round differently unless both are
-    alike in the sizes of all operations.
+    alike in the sizes of all operations. Whole numbers are compared across sizes if ``has_whole``:
+    places of rows and the like depend on the number of samples, and no loss gets a gradient.
     """
 
     known: Sequence[OutputLayout]
@@ -50,6 +51,7 @@ class OutputComparison:
     samples: Tensor
     bits: int = 64
     is_alike: bool = True
+    has_whole: bool = False
 
     def holds(self, before: Node, after: Node) -> bool:
         """Whether these samples' outputs are the same, in some layout of each output."""
@@ -158,7 +160,7 @@ class OutputComparison:
     def _same_of_fewer(
         self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
     ) -> bool:
-        if not layouts or not before.is_floating_point():
+        if not layouts or not self._is_compared(before):
             return True
         if before.shape == after.shape and (rows is None or not rows.was_reached):
             return True  # a table, of a size that is a multiple of the batch by chance
@@ -167,12 +169,18 @@ class OutputComparison:
             for layout in layouts
         )
 
+    def _is_compared(self, tensor: Tensor) -> bool:
+        return self.has_whole or tensor.is_floating_point() or tensor.is_complex()
+
+    def _agree_of_fewer(self, left: Tensor, right: Tensor, bits: int) -> bool:
+        return not self._is_compared(left) or agree_across_sizes(left, right, bits)
+
     def _is_one_for_each(self, before: Branch, after: Branch, parts: list[Known]) -> bool:
         lists = before.is_list and after.is_list and len(after.children) == self.count
         return lists and _has_one_for_each(before, parts, self.batch)
 
     def _same_entries(self, before: Branch, after: Branch) -> bool:
-        same = partial(agree if self.count == self.batch else _agree_of_fewer, bits=self.bits)
+        same = partial(agree if self.count == self.batch else self._agree_of_fewer, bits=self.bits)
         return all(
             agree_throughout(before.children[one], after.children[other], same)
             for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
@@ -260,7 +268,3 @@ def _divide(node: Branch, rows: Known) -> list[Known]:
         parts.append(rows[start:end])
         start = end
     return parts
-
-
-def _agree_of_fewer(left: Tensor, right: Tensor, bits: int) -> bool:
-    return not left.is_floating_point() or agree_across_sizes(left, right, bits)

@@ -58,13 +58,13 @@ class OwnedLayout(Layout):
 
     def _spoil(self, rows: Tensor) -> Tensor:
         """Rows by sample, those of broken samples as what is not a number."""
-        if self.broken is None or not rows.is_floating_point():
+        if self.broken is None or not (rows.is_floating_point() or rows.is_complex()):
             return rows
         return rows.masked_fill(self.broken.view(-1, *[1] * (rows.ndim - 1)), torch.nan)
 
     def has_unowned(self, tensor: Tensor) -> bool:
         """Whether something that is not finite stands where there is no gradient."""
-        if not tensor.is_floating_point() or tensor.isfinite().all():
+        if tensor.isfinite().all():
             return False
         depth = self.is_touched.ndim
         if tensor.shape[:depth] != self.is_touched.shape:
@@ -75,7 +75,7 @@ class OwnedLayout(Layout):
 
     def clear(self, tensor: Tensor) -> Tensor:
         """A tensor with the same leading dimensions, with zeros where there is no gradient."""
-        mask = self.is_touched.view(*self.is_touched.shape, *[1] * (tensor.ndim - self._depth))
+        mask = self.is_touched.view((*self.is_touched.shape, *[1] * (tensor.ndim - self._depth)))
         return tensor.where(mask, 0)
 
     @property

@@ -92,8 +92,9 @@ def require_same_parameters(trained: Mapping[str, nn.Parameter], optimizer: Opti
     if foreign:
         raise TrainableSetError(
             f"the optimizer holds a trainable parameter of shape {tuple(foreign[0].shape)} "
-            "that is not in the model: its gradient would be applied without noise. Register "
-            "it in the model, or take it out of the optimizer."
+            "that is not in the model: its gradient would be applied without noise. Make the "
+            "optimizer of the parameters of this very model (after quietgrad.nn.harden, which "
+            "makes another one), register the parameter in the model, or take it out."
         )
     stray = [p for key, p in held.items() if key not in by_id and p.grad is not None]
     if stray:
@@ -101,6 +102,12 @@ def require_same_parameters(trained: Mapping[str, nn.Parameter], optimizer: Opti
             f"the optimizer holds a frozen parameter of shape {tuple(stray[0].shape)} with a "
             ".grad that did not come from the engine: its step would apply it without noise. "
             "Call optimizer.zero_grad() first."
+        )
+    complex_ones = [name for name, parameter in trained.items() if parameter.is_complex()]
+    if complex_ones and any(group.get("fused") for group in optimizer.param_groups):
+        raise TrainableSetError(
+            f"the optimizer is fused, and fused ones do not take complex parameters such as "
+            f"'{complex_ones[0]}': make it without fused=True."
         )
     idle = [name for key, name in by_id.items() if key not in held]
     if idle:

@@ -187,7 +187,7 @@ def like_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
     """A gradient, or a stack of some, of its real and imaginary parts, as the parameter's own."""
     if not parameter.is_complex() or gradient.is_complex():
         return gradient
-    return torch.view_as_complex(gradient.contiguous())
+    return torch.complex(gradient[..., 0], gradient[..., 1])
 
 
 def version_of(tensor: Tensor) -> int:

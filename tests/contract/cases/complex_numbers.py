@@ -61,6 +61,16 @@ _use("polar", lambda w, x: x * w.abs() + w.angle(), (5,), (7, 5))
 _use("added", lambda w, x: (torch.fft.rfft(x) + w).abs(), (5,), (3, 9))
 _use("divided", lambda w, x: (torch.fft.rfft(x) / w).abs(), (5,), (3, 9))
 _use("power", lambda w, x: (torch.fft.rfft(x) * w**2).real, (5,), (3, 9))
+_use("single-times-real", lambda w, x: (x * w).abs(), (), (7, 5))
+_use("single-plus-real", lambda w, x: (x + w).abs(), (), (7, 5))
+_use("single-divided", lambda w, x: (w / (x.abs() + 1)).imag, (), (7, 5))
+_use("single-power", lambda w, x: ((x.abs() + 1) ** w).abs(), (), (7, 5))
+_use("single-chosen", lambda w, x: torch.where(x > 0, x, w).abs(), (), (7, 5))
+_use("single-with-alpha", lambda w, x: torch.add(x, w, alpha=2).abs(), (), (7, 5))
+_use("entries-of-one", lambda w, x: (x * w[0] + x * w[1]).abs(), (2,), (7, 5))
+_use("sum-of-entries", lambda w, x: (x * w.sum()).abs(), (3,), (7, 5))
+_use("mean-of-entries", lambda w, x: (x + w.mean()).imag + x, (3,), (7, 5))
+_use("inside-vmap", lambda w, x: torch.vmap(lambda row: (row @ w).abs())(x + 0j), (5, 3), (7, 5))
 _use("recurrence", _recurrence, (3,), (5, 3))
 _use("kernel", _kernel, (3,), (7,))
 _use("twice", lambda w, x: ((torch.fft.rfft(x) @ w) @ w).abs(), (3, 3), (7, 5))
@@ -83,6 +93,23 @@ _use(
     (5, 5),
     (5,),
 )
+
+
+def _real(name, function, parameter, *inputs):
+    """A real parameter that becomes complex."""
+
+    def build():
+        net = Net(lambda m, *x: function(m.w, *x), w=randn(parameter))
+        return net, tuple(randn(B, *shape) for shape in inputs)
+
+    case(f"complex-from-real-{name}", build)
+
+
+_real("phase", lambda w, x: (x * torch.exp(1j * w) + 1).abs(), (), (7, 5))
+_real("polar", lambda w, x: (x * torch.polar(torch.ones_like(w), w) + 1).abs(), (), (7, 5))
+_real("cast", lambda w, x: ((x + 0j) @ w.to((x + 0j).dtype)).abs(), (5, 3), (7, 5))
+_real("type", lambda w, x: ((x + 1j) @ w.type((x + 0j).dtype)).abs(), (5, 3), (7, 5))
+_real("type-as", lambda w, x: ((x + 1j) @ w.type_as(x + 0j)).abs(), (5, 3), (7, 5))
 
 
 def _both_kinds():
@@ -115,6 +142,8 @@ def _complex_convolution():
 
 
 case("complex-parameter-beside-real-ones", _both_kinds)
+
+
 case("complex-parameter-frozen", _frozen_filter)
 case("complex-parameter-layer", _complex_layer)
 case("complex-parameter-convolution", _complex_convolution)

@@ -156,6 +156,8 @@ _product(
 _product("inner", lambda w, x: torch.inner(x, w), (3, 5), (7, 5))
 _product("inner-vector", lambda w, x: x.inner(w), (5,), (7, 5))
 _product("inner-scalar", lambda w, x: torch.inner(x, w), (), (7, 5))
+_product("dots-one-by-one", lambda w, x: torch.stack([torch.dot(r, w) for r in x]), (5,), (5,))
+_product("vdots-one-by-one", lambda w, x: torch.stack([torch.vdot(r, w) for r in x]), (5,), (5,))
 _product("outer", lambda w, x: torch.outer(x.sum(1), w), (3,), (5,))
 _product("multi-dot", lambda w, x: torch.linalg.multi_dot([x, w, w.mT]), (5, 3), (5,))
 _product("chain-matmul", lambda w, x: torch.chain_matmul(x, w, w.mT), (5, 3), (5,))

@@ -34,7 +34,7 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     # A number beside tensors takes their type, and must still do so as a tensor of copies.
-    types = [t.dtype for t in tensors if t.ndim and t.is_floating_point()]
+    types = [t.dtype for t in tensors if t.ndim and (t.is_floating_point() or t.is_complex())]
     dtype = reduce(torch.promote_types, types) if types else None
     args, kwargs = _with_copies(call, (args, kwargs), shape, dtype)
     return call.function(*args, **kwargs)
@@ -137,6 +137,9 @@ def _with_copies(
         if not call.is_managed(leaf):
             return leaf
         copies = call.source(leaf, leaf.shape if shape is None else shape, f"{next(labels)}")
-        return copies if dtype is None or leaf.ndim else copies.to(dtype)
+        if dtype is None or leaf.ndim:
+            return copies
+        # A complex number stays one beside real tensors.
+        return copies.to(torch.result_type(torch.empty(1, dtype=dtype), leaf))
 
     return tree_map(copy, tree)

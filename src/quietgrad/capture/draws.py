@@ -161,6 +161,7 @@ class DrawMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._steer = steer
         self.has_hidden, self.is_complete = False, True
+        self._arguments: tuple[Any, ...] = ()  # of what is drawn now
 
     def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
         """What is taken in the place of what was drawn just now."""
@@ -174,6 +175,7 @@ class DrawMode(TorchDispatchMode):
             return func(*args, **kwargs)
         source = _Source(args, kwargs)
         key = _UNIFORM if func in _LEAKY else func, source.state.numpy().tobytes()
+        self._arguments = args
         if func in _LEAKY:
             self.has_hidden = True
             slopes = torch.empty_like(args[0]).uniform_(*_slopes(args))
@@ -295,8 +297,9 @@ class SteadyDraws(DrawMode):
     """Draws of several values are the same for every row, and those of one are given again.
 
     For models that draw for rows which belong to samples in any order and number: with other
-    samples, a sample's draws would be at other places. Masks keep a half of everything, other
-    numbers are all the same, and permutations leave nothing in place.
+    samples, a sample's draws would be at other places. Masks keep a half of everything, what is
+    drawn around something is that, other numbers are all the same, and permutations leave nothing
+    in place.
 
     Args:
         singles: what was drawn of single values, in order.
@@ -324,6 +327,16 @@ class SteadyDraws(DrawMode):
             return single.to(fresh).reshape(fresh.shape)
         if key[0] in _PERMUTATIONS:
             return torch.arange(len(fresh), device=fresh.device).roll(1)
+        # What is drawn around something is that, so that what it depends on shows.
+        around = [
+            each
+            for each in self._arguments
+            if isinstance(each, Tensor) and each.is_floating_point() and each is not fresh
+        ]
+        if around and key[0] not in _DROPOUTS and around[0].shape == fresh.shape:
+            return around[0].detach().to(fresh)
+        if around and fresh.dtype == torch.int64:
+            return around[0].detach().argmax(-1, keepdim=True).expand_as(fresh)
         if key[0] in _DROPOUTS or not fresh.is_floating_point():
             return torch.full_like(fresh, fresh.dtype is torch.bool)
         if "bernoulli" in str(key[0]):

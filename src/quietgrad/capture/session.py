@@ -93,6 +93,7 @@ class Capture:
         self._interception = Interception(self._mode.handle_hidden)
         self._model, self._devices = model, find_devices(model)
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
+        self.picks_rows = False  # whether the last backward pass met rows in any order
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
         self._call: ModelCall | None = None
         self._handled: BaseException | None = None
@@ -180,6 +181,7 @@ class Capture:
             self._refuse_kept_data(tape)
             self._attributes.begin_backward()
             whole = self._verifier.verify(tape, losses)
+            self.picks_rows = tape.selects_rows or tape.has_owned_rows()
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             if whole is not None and self._verifier.is_decisive:
                 self.on_verified(tape.batch)

@@ -6,7 +6,7 @@ The first line of a check's docstring is what a report says if it finds nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -160,17 +160,19 @@ def _after(subject: Subject, places: list[int]) -> tuple[Held, Any]:
     return copy_state(model), subject.losses(model, subject.everyone)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Captured:
     """What the library makes of the subject.
 
     Attributes:
         factors: parameter name -> gradients of all samples.
         operations: parameter name -> the operations that use it, with their modules.
+        picks_rows: whether rows may belong to samples in any order and number.
     """
 
-    factors: dict[str, Factor]
-    operations: dict[str, tuple[str, ...]]
+    factors: dict[str, Factor] = field(default_factory=dict)
+    operations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    picks_rows: bool = False
 
     def parameter_done(self, name: str, factor: Factor) -> None:
         """Keep a parameter's gradients, as the sink of a backward pass."""
@@ -190,7 +192,7 @@ def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> 
     With ``verify`` it also verifies that they are independent, as in the engine's first steps.
     """
     model = subject.fresh_model()
-    captured = Captured({}, {})
+    captured = Captured()
     session = Capture(model, thorough=verify)
     batch = subject.select(subject.batch, list(places))
     try:
@@ -199,6 +201,7 @@ def capture(subject: Subject, places: Sequence[int], *, verify: bool = True) -> 
             losses = subject.loss_fn(model, batch)
             captured.operations.update(session.operations())
             session.backward(losses, captured)
+            captured.picks_rows = session.picks_rows
     finally:
         session.detach()
     return captured

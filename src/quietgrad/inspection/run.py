@@ -126,7 +126,8 @@ def check(
     )
     try:
         findings, covered = _run_checks(subject, on_check)
-        if subject.randomness.has_several and any(f.verdict is Severity.FAULT for f in findings):
+        is_faulty = any(finding.verdict is Severity.FAULT for finding in findings)
+        if is_faulty and subject.randomness.has_several and _picks_rows(subject):
             findings, covered = _run_steadily(subject, findings, covered)
     except Exception as error:
         if select is None:
@@ -155,6 +156,13 @@ def _count(model: nn.Module, batch: Any, loss_fn: LossFunction) -> int:
     if isinstance(losses, Tensor) and losses.ndim == 1:
         return len(losses)
     return count_samples(batch)
+
+
+def _picks_rows(subject: Subject) -> bool:
+    try:
+        return capture(subject, subject.captured, verify=False).picks_rows
+    except QuietgradError:
+        return False
 
 
 def _run_steadily(

@@ -135,8 +135,9 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     if not pair_of_runs.agree(alone, other, beside, backward=is_first):
         raise SampleMixingError(
             "the output or the gradient of a sample changes when collate_fn puts it together with "
-            f"another sample (model {type(recorded.call.model).__name__}): padding counts, or "
-            "collate_fn computes something over all its samples. One sample would change the "
+            f"another sample (model {type(recorded.call.model).__name__}): padding counts, "
+            "collate_fn computes something over all its samples, or the model uses the number of "
+            "all rows. One sample would change the "
             "gradients of others. Mask padded places in the model (attention_mask; "
             "(h * mask).sum(1) / mask.sum(1) for a mean), or pad to a fixed length, and compute "
             "nothing across samples in collate_fn. The model must return them in the order in "

@@ -140,7 +140,9 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
     advice = (
         "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
         "(tokens, outputs), reduce them to one per sample: losses.flatten(1).mean(1), or with "
-        "padded places (losses * mask).sum(1) / mask.sum(1), since padding must not count."
+        "padded places (losses * mask).sum(1) / mask.sum(1), since padding must not count. Do not "
+        "divide by the batch size. A loss that a model computes itself (outputs.loss) is a mean: "
+        "call the model without labels."
     )
     if not isinstance(losses, Tensor):
         raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
@@ -345,7 +347,9 @@ def mixed_refusal(kind: str) -> QuietgradError:
         "its backward computes something across the batch: statistics (also detached ones), a "
         "length or a set of all samples, a cache of earlier samples, or an operation over the "
         "batch dimension. Compute it per sample, or from public data kept in buffers. (Keep an "
-        "argument that holds no samples, but happens to be as long as the batch, in the model.)"
+        "argument that holds no samples, but happens to be as long as the batch, in the model. "
+        "Outputs that are cut to the longest sample are to be padded to a fixed length: "
+        "pad_packed_sequence(..., total_length=).)"
     )
 
 

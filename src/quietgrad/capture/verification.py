@@ -374,7 +374,8 @@ def _mixing_message(site: Site, clean: SiteKey | None, *, is_half: bool) -> str:
         f"samples are mixed: the loss of one sample sends gradient to rows of other samples at "
         f"{site.key} (parameter {site.parameters}). Something between it{after} combines samples: "
         "batch statistics, a contrastive or batch-normalised loss, an operation across the batch "
-        "dimension, or a parameter used without a dimension that runs over the samples. Use "
+        "dimension, indices into joined rows that do not count from the sample's own first row, or "
+        "a parameter used without a dimension that runs over the samples. Use "
         "per-sample operations (GroupNorm or LayerNorm instead of BatchNorm) and a loss that has "
         f"one independent entry per sample.{half}"
     )

@@ -293,10 +293,11 @@ def _describe_mixing(subject: Subject, change: SampleChange) -> Finding:
     if where is None and not is_told:
         return fault(
             "independence",
-            f"{found}: samples meet in the model or in the loss function; rows of samples that are "
-            "joined do not tell where (see the finding 'capture').",
-            "Compute everything from the rows of one sample. Where collate_fn joins samples, see "
-            "that indices into the rows (edges, offsets) count from the sample's first row.",
+            f"{found}: samples meet in the model or in the loss function; it cannot be told where, "
+            "for they are padded or joined to other sizes.",
+            "Compute everything from one sample. Padded places must not count, in the loss "
+            "neither: (losses * mask).sum(1) / mask.sum(1). Where collate_fn joins samples, "
+            "indices into the rows (edges, offsets) must count from the sample's first row.",
         )
     if where is None:
         return fault(

@@ -111,6 +111,12 @@ class PretendTensor(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def _set_data(self, value: PretendTensor) -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.raw = value.raw
+
+    data = property(Tensor.data.__get__, _set_data)  # type: ignore[attr-defined, assignment]
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod

@@ -336,14 +336,17 @@ class PrivacyEngine:
         replace_file(Path(path), lambda stream: torch.save(state, stream))
 
     def load(self, path: str | Path) -> None:
-        """Go on where :meth:`save` was called, in an engine made with the same arguments."""
+        """Go on where :meth:`save` was called, in an engine made with the same arguments.
+
+        The model may be on another device than it was: everything is moved to where it is now.
+        """
         self.load_state_dict(read_state(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
-        Unlike a module's ``state_dict`` it is a copy, which training does not change.
+        Unlike a module's ``state_dict`` it is a copy, on the CPU, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
         self._violations.check()

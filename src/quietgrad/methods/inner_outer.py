@@ -192,10 +192,10 @@ class Momentum:
         return [momentum.clone() for momentum in self._outer]  # optimizers may write to theirs
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy, as plain data and tensors."""
+        """A copy, as plain data and tensors on the CPU."""
         return {
-            "past": [{name: t.clone() for name, t in weights.items()} for weights in self._past],
-            "outer": None if self._outer is None else [t.clone() for t in self._outer],
+            "past": [{name: t.to("cpu", copy=True) for name, t in w.items()} for w in self._past],
+            "outer": None if self._outer is None else [t.to("cpu", copy=True) for t in self._outer],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,10 +212,11 @@ class Momentum:
                 kept[name].copy_(values)
         outer = state["outer"]
         if outer is not None:
-            shapes = [real_parts(parameter).shape for parameter in self._trained().values()]
-            if [values.shape for values in outer] != shapes:
+            trained = [real_parts(parameter) for parameter in self._trained().values()]
+            if [values.shape for values in outer] != [parameter.shape for parameter in trained]:
                 raise ValueError("outer momentum of other parameters")
-            outer = [values.clone() for values in outer]
+            places = [parameter.device for parameter in trained]
+            outer = [v.to(place, copy=True) for v, place in zip(outer, places, strict=True)]
         self._past, self._outer = past, outer
 
     def _allocate(self) -> dict[str, Tensor]:

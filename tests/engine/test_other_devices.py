@@ -1,0 +1,129 @@
+"""Checkpoints that are saved on one device and loaded on another."""
+
+import copy
+
+import pytest
+import torch
+from tests.devices import pretend
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import TensorDataset
+
+import quietgrad as qg
+
+PLACES = ["cpu", pretend.NAME]
+KINDS = {
+    "adam": {},
+    "momentum": {"momentum": qg.InnerOuter(outer=0.9, outer_means="carried")},
+    "adaptive radius": {"radius": qg.AdaptiveRadius(), "clipping": "abadi"},
+}
+
+
+@pytest.fixture(autouse=True)
+def device():
+    pretend.register()
+
+
+class Training:
+    """A small network with a buffer on a device, and its engine."""
+
+    def __init__(self, place, **options):
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)))
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.model.register_buffer("scale", torch.ones(3))
+        self.model.to(place)
+        self.place = place
+        build = torch.optim.SGD if "momentum" in options else torch.optim.Adam
+        self.engine = qg.PrivacyEngine(
+            self.model,
+            build(self.model.parameters(), lr=0.05),
+            data,
+            batch_size=12,
+            epochs=4,
+            noise_multiplier=1.0,
+            delta=1e-3,
+            seed=1,
+            **options,
+        )
+
+    def epoch(self):
+        for batch in self.engine.batches():
+            for x, y in batch:
+                self.backward(x.to(self.place), y.to(self.place))
+            self.engine.step()
+        return self
+
+    def backward(self, x, y):
+        self.engine.backward(
+            lambda: F.cross_entropy(self.model(x) * self.model.scale, y, reduction="none")
+        )
+
+
+def require_same(one, other):
+    """All tensors and numbers, wherever they are."""
+    ones, others = tree_leaves(one), tree_leaves(other)
+    assert len(ones) == len(others)
+    for a, b in zip(ones, others, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a.cpu(), b.cpu())
+        else:
+            assert a == b
+
+
+@pytest.mark.filterwarnings("ignore:seed=")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("saved_on", PLACES)
+@pytest.mark.parametrize("loaded_on", PLACES)
+def test_a_run_goes_on_elsewhere(tmp_path, kind, saved_on, loaded_on):
+    path = tmp_path / "checkpoint.pt"
+    first = Training(saved_on, **KINDS[kind]).epoch()
+    first.engine.save(path)
+    saved = first.engine.state_dict()
+    second = Training(loaded_on, **KINDS[kind])
+    second.engine.load(path)
+    require_same(second.engine.state_dict(), saved)
+    assert {p.device.type for p in second.model.parameters()} == {loaded_on}
+    one, other = second.epoch().engine.state_dict(), first.epoch().engine.state_dict()
+    for part in ("model", "optimizer", "momentum", "radii", "steps_taken"):
+        require_same(one[part], other[part])
+
+
+@pytest.mark.filterwarnings("ignore:seed=")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_holds_nothing_on_the_device(kind):
+    state = Training(pretend.NAME, **KINDS[kind]).epoch().engine.state_dict()
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    assert tensors
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert state["model"]._metadata  # which versions of modules a state is of
+
+
+@pytest.mark.filterwarnings("ignore:seed=")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_whose_tensors_are_on_a_device_is_moved(kind):
+    first = Training("cpu", **KINDS[kind]).epoch()
+    state = first.engine.state_dict()
+
+    def moved(part):
+        if isinstance(part, torch.Tensor):
+            return part.to(pretend.NAME)
+        if isinstance(part, dict):
+            return {name: moved(each) for name, each in part.items()}
+        return [moved(each) for each in part] if isinstance(part, list) else part
+
+    there = {name: moved(part) for name, part in state.items()}
+    second = Training("cpu", **KINDS[kind])
+    second.engine.load_state_dict(there)
+    require_same(second.engine.state_dict(), state)
+    require_same(second.epoch().model.state_dict(), first.epoch().model.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:seed=")
+def test_a_state_on_the_cpu_is_a_copy():
+    training = Training("cpu", **KINDS["momentum"]).epoch()
+    state = training.engine.state_dict()
+    before = copy.deepcopy(state)
+    training.epoch()
+    require_same(state, before)

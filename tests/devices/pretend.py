@@ -266,7 +266,8 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
             counts.copied += source.numel() * source.element_size()
         elif is_in and not is_out:
             # A single number is an argument of a kernel.
-            if source.ndim and not kwargs.get("non_blocking") and not _is_pinned(source):
+            goes_on = kwargs.get("non_blocking") or (name == "copy_" and True in args[2:])
+            if source.ndim and not goes_on and not _is_pinned(source):
                 counts.syncs[f"{name} from the host", line] += 1
             counts.launches[name, line] += 1
         elif is_in:

@@ -15,7 +15,7 @@ from quietgrad.recipes.recipe import on_device_of
 from .helpers import assert_refused, run, run_json, text_of
 
 SMALL = ["--smoke", "--seed", "0", "--accountant", "rdp"]
-# One of images, with random views and inner momentum; of tables; of texts; of generated texts.
+# Of images, with inner momentum too; of tables; of texts; of generated texts.
 KINDS = {
     "mnist": [],
     "cifar10-resnet20": [],
@@ -57,7 +57,10 @@ def test_training_is_what_it_is_on_the_cpu(name, tmp_path, seen):
         out = str(tmp_path / place)
         options = [*SMALL, *KINDS[name], "--device", place, "--baseline", "--out", out]
         results[place] = run_json("train", name, *options)
-    assert without_times(results["cpu"]) == pytest.approx(without_times(results[pretend.NAME]))
+    # Dropout draws from the generator of the device, so that its masks are others.
+    slack = 0.02 if name == "e2e" else 1e-6
+    found, expected = (without_times(results[place]) for place in (pretend.NAME, "cpu"))
+    assert found == pytest.approx(expected, rel=slack)
     assert seen[0] == {"cpu"}
     assert seen[-1] == {pretend.NAME}
 

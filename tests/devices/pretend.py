@@ -183,9 +183,17 @@ def register() -> _DeviceModule:
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _factory(torch.empty), "PrivateUse1")
     library.impl("empty_strided", _factory(torch.empty_strided), "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
     torch.Generator = _Generator  # type: ignore[misc]
     module.library = library  # type: ignore[attr-defined]  # it would be undone with the object
     return module
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """What ``torch.tensor(..., device=...)`` ends with."""
+    raw = [each.raw if isinstance(each, PretendTensor) else each for each in (source, target)]
+    raw[1].copy_(raw[0])
+    return target
 
 
 def _factory(function: Any) -> Callable[..., Tensor]:

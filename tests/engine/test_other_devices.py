@@ -127,3 +127,67 @@ def test_a_state_on_the_cpu_is_a_copy():
     before = copy.deepcopy(state)
     training.epoch()
     require_same(state, before)
+
+
+def engine_with(**options):
+    model = nn.Linear(6, 3)
+    data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"batch_size": 12, "epochs": 1, "noise_multiplier": 1.0, "delta": 1e-3, **options}
+    return model, qg.PrivacyEngine(model, optimizer, data, **given)
+
+
+def batches_of(model, engine):
+    """What is handed out in an epoch of training."""
+    found = []
+    for batch in engine.batches():
+        for x, y in batch:
+            found.append((x, y))
+            engine.backward(F.cross_entropy(model(x), y, reduction="none"))
+        engine.step()
+    return found
+
+
+@pytest.fixture
+def pinnable(monkeypatch):
+    """The pretend device has pinned memory."""
+
+    def pin_memory(self, device=None):
+        self.is_pinned_here = True
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+
+
+@pytest.mark.parametrize("collate", [None, torch.utils.data.default_collate])
+def test_batches_are_pinned_where_that_helps(pinnable, recwarn, collate):
+    found = batches_of(*engine_with(pin_memory=True, collate_fn=collate))
+    assert found
+    assert all(column.is_pinned_here for batch in found for column in batch)
+    assert not [warning for warning in recwarn if "pin_memory" in str(warning.message)]
+
+
+def test_nothing_is_pinned_unless_asked_for(pinnable):
+    found = batches_of(*engine_with())
+    assert not any(hasattr(column, "is_pinned_here") for batch in found for column in batch)
+
+
+def test_without_an_accelerator_a_note_says_that_nothing_is_pinned(pinnable, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="no effect: no accelerator is available") as notes:
+        model, engine = engine_with(pin_memory=True)
+    assert notes[0].filename == __file__
+    found = batches_of(model, engine)
+    assert not any(hasattr(column, "is_pinned_here") for batch in found for column in batch)
+
+
+def test_a_device_without_pinned_memory_gets_a_note():
+    with pytest.warns(UserWarning, match="no effect: pretend has no pinned memory"):
+        model, engine = engine_with(pin_memory=True)
+    assert batches_of(model, engine)
+
+
+@pytest.mark.parametrize("value", [1, None, "cuda"])
+def test_pin_memory_is_a_bool(value):
+    with pytest.raises(TypeError, match="pin_memory"):
+        engine_with(pin_memory=value)

@@ -129,6 +129,31 @@ def test_a_state_on_the_cpu_is_a_copy():
     require_same(state, before)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_inner_momentum_repeats_the_dropout_of_the_device(place):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 3)).to(place)
+    data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = qg.PrivacyEngine(
+        model,
+        optimizer,
+        data,
+        batch_size=12,
+        epochs=1,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        momentum=qg.InnerOuter(),
+        verification="every",
+    )
+    for batch in engine.batches():
+        for x, y in batch:
+            x, y = x.to(place), y.to(place)
+            engine.backward(lambda: F.cross_entropy(model(x), y, reduction="none"))  # noqa: B023
+        engine.step()
+    assert engine.steps_taken == 4
+
+
 def engine_with(**options):
     model = nn.Linear(6, 3)
     data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)))

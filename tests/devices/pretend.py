@@ -274,8 +274,7 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
             counts.copied += source.numel() * source.element_size()
         elif is_in and not is_out:
             # A single number is an argument of a kernel.
-            goes_on = kwargs.get("non_blocking") or (name == "copy_" and True in args[2:])
-            if source.ndim and not goes_on and not _is_pinned(source):
+            if source.ndim and not _is_non_blocking(name, args, kwargs) and not _is_pinned(source):
                 counts.syncs[f"{name} from the host", line] += 1
             counts.launches[name, line] += 1
         elif is_in:
@@ -285,6 +284,11 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
         counts.syncs[name, line] += 1
     if name not in _FREE:
         counts.launches[name, line] += 1
+
+
+def _is_non_blocking(name: str, args: Any, kwargs: Any) -> bool:
+    """Torch hands it on to ``copy_`` by its place, whichever way it was given."""
+    return bool(kwargs.get("non_blocking") or (name != "_to_copy" and args[2:3] == (True,)))
 
 
 def _is_pinned(tensor: Tensor) -> bool:

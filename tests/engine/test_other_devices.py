@@ -12,17 +12,14 @@ from torch.utils.data import TensorDataset
 
 import quietgrad as qg
 
+pretend.register()  # before the first backward pass, for which torch counts the devices
+
 PLACES = ["cpu", pretend.NAME]
 KINDS = {
     "adam": {},
     "momentum": {"momentum": qg.InnerOuter(outer=0.9, outer_means="carried")},
     "adaptive radius": {"radius": qg.AdaptiveRadius(), "clipping": "abadi"},
 }
-
-
-@pytest.fixture(autouse=True)
-def device():
-    pretend.register()
 
 
 class Training:

@@ -5,14 +5,13 @@ import signal
 
 import pytest
 import torch
+from tests.cli.helpers import assert_refused, run, run_json, text_of
 from tests.devices import pretend
 
 from quietgrad import recipes
 from quietgrad.engine import PrivacyEngine
 from quietgrad.recipes import Places
 from quietgrad.recipes.recipe import on_device_of
-
-from .helpers import assert_refused, run, run_json, text_of
 
 pretend.register()  # before the first backward pass, for which torch counts the devices
 
@@ -26,6 +25,12 @@ KINDS = {
     "imdb": [],
     "e2e": [],
 }
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """Runs that are given no folder make one in the current one."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

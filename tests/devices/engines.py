@@ -1,4 +1,4 @@
-"""Checkpoints that are saved on one device and loaded on another."""
+"""Engines on devices: checkpoints from one to another, dropout, pinned memory."""
 
 import copy
 

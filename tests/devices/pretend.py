@@ -111,6 +111,12 @@ class PretendTensor(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def _set_data(self, value: PretendTensor) -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.raw = value.raw
+
+    data = property(Tensor.data.__get__, _set_data)  # type: ignore[attr-defined, assignment]
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -177,9 +183,17 @@ def register() -> _DeviceModule:
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _factory(torch.empty), "PrivateUse1")
     library.impl("empty_strided", _factory(torch.empty_strided), "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
     torch.Generator = _Generator  # type: ignore[misc]
     module.library = library  # type: ignore[attr-defined]  # it would be undone with the object
     return module
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """What ``torch.tensor(..., device=...)`` ends with."""
+    raw = [each.raw if isinstance(each, PretendTensor) else each for each in (source, target)]
+    raw[1].copy_(raw[0])
+    return target
 
 
 def _factory(function: Any) -> Callable[..., Tensor]:
@@ -260,7 +274,7 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
             counts.copied += source.numel() * source.element_size()
         elif is_in and not is_out:
             # A single number is an argument of a kernel.
-            if source.ndim and not kwargs.get("non_blocking") and not _is_pinned(source):
+            if source.ndim and not _is_non_blocking(name, args, kwargs) and not _is_pinned(source):
                 counts.syncs[f"{name} from the host", line] += 1
             counts.launches[name, line] += 1
         elif is_in:
@@ -270,6 +284,11 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
         counts.syncs[name, line] += 1
     if name not in _FREE:
         counts.launches[name, line] += 1
+
+
+def _is_non_blocking(name: str, args: Any, kwargs: Any) -> bool:
+    """Torch hands it on to ``copy_`` by its place, whichever way it was given."""
+    return bool(kwargs.get("non_blocking") or (name != "_to_copy" and args[2:3] == (True,)))
 
 
 def _is_pinned(tensor: Tensor) -> bool:

@@ -177,16 +177,24 @@ class AuditTraining:
         settings: dict[str, Any] = {"epochs": self.epochs, "collate_fn": collate, "seed": seed}
         return PrivacyEngine(model, optimizer, data, **settings, **self.options), optimizer
 
-    def run(self, engine: PrivacyEngine, losses: Callable[..., Tensor], present: int) -> None:
+    def run(
+        self,
+        engine: PrivacyEngine,
+        losses: Callable[..., Tensor],
+        present: int,
+        device: torch.device,
+    ) -> None:
         """All epochs; then the engine is detached, and the present canaries must have taken part.
 
-        ``losses`` gets a micro-batch: its elements, and what is said about canaries beside them.
+        ``losses`` gets a micro-batch: its elements, and what is said about canaries beside them,
+        on the model's device.
         """
         attendance = Attendance()
         for epoch in range(self.epochs):
             for batch in engine.batches():
-                for part in batch:
-                    engine.backward(attendance.note(part[-1] > 0, losses(*part)))
+                for elements, *about in batch:
+                    part = elements, *(column.to(device) for column in about)
+                    engine.backward(attendance.note(about[-1] > 0, losses(*part)))
                 engine.step()
             self.on_epoch(epoch + 1)
         engine.detach()
@@ -283,7 +291,7 @@ def _run_with_gradients(
             total.add_(engine.batch_size * released.detach().flatten().double().cpu())
 
         optimizer.register_step_pre_hook(watch)
-        training.run(engine, model, int(present.sum()))
+        training.run(engine, model, int(present.sum()), model.canaries.device)
     expected = engine.sample_rate * engine.steps_taken * contribution
     # A draw that is cut to a largest size lets canaries push one another out.
     independent = not any(isinstance(e.sampling, TruncatedPoisson) for e in engine.ledger.events)
@@ -296,7 +304,8 @@ class _WithCanaries(nn.Module):
     def __init__(self, model: nn.Module, losses: Losses, canaries: int) -> None:
         super().__init__()
         self.model = model
-        self.canaries = nn.Parameter(torch.zeros(canaries, 1))
+        place = next((parameter.device for parameter in model.parameters()), None)
+        self.canaries = nn.Parameter(torch.zeros(canaries, 1, device=place))
         self.norm = 1.0
         self._losses = losses
 
@@ -368,7 +377,7 @@ def _run_with_examples(
         before = _losses_of(model, training, examples)
         data = _DataWithCanaries(training.dataset, examples, present)
         engine, _ = training.attach(model, data, seed)
-        training.run(engine, losses, int(present.sum()))
+        training.run(engine, losses, int(present.sum()), next(model.parameters()).device)
         after = _losses_of(model, training, examples)
     return Observation((before - after).numpy(), training.claim(engine))
 

@@ -1,6 +1,6 @@
 """`quietgrad audit RECIPE`: is training as private as it says?"""
 
-from collections.abc import Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import click
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from quietgrad._format import json_number, printed
 from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
@@ -24,7 +25,7 @@ from quietgrad.cli.options import json_option
 from quietgrad.cli.progress import Display
 from quietgrad.cli.recipe_options import RequestedOptions, recipe_options
 from quietgrad.plots.runs import audit_figure
-from quietgrad.recipes.recipe import Places, Recipe, Split
+from quietgrad.recipes.recipe import Recipe, Split, on_device_of
 from quietgrad.recipes.training import losses_of, optimizer
 
 Kind = Literal["gradient", "example"]
@@ -86,10 +87,10 @@ def audit(
     with refusals():
         if plot is not None:
             require_drawable(plot)
-        chosen, places = asked.resolved(), asked.places
+        chosen = asked.resolved()
         if chosen.settings.inner_steps is not None:
             raise ValueError("--inner-steps: audits do not support inner momentum. Leave it out")
-        split = chosen.split(places)
+        split = chosen.split(asked.places)
         held_out = len(cast(Sized, split.test))
         if canaries is None:
             canaries = _CANARIES if kind == "gradient" else held_out
@@ -98,7 +99,7 @@ def audit(
         )
         with display:
             result = one_run(
-                _train(kind, chosen, places, split, canaries, seed, display),
+                _train(kind, chosen, asked, split, canaries, seed, display),
                 canaries=canaries,
                 guesses=guesses,
                 confidence=confidence,
@@ -127,16 +128,16 @@ def audit(
 def _train(
     kind: Kind,
     recipe: Recipe,
-    places: Places,
+    asked: RequestedOptions,
     split: Split,
     canaries: int,
     seed: int | None,
     display: Display,
 ) -> Train:
     parts: dict[str, Any] = {
-        "build_model": lambda: recipe.build_model(places),
+        "build_model": lambda: recipe.build_model(asked.places).to(asked.device),
         "dataset": split.train,
-        "losses": losses_of(recipe),
+        "losses": _losses_on_device(recipe),
         "build_optimizer": lambda model: optimizer(recipe.settings, model),
         "on_epoch": lambda epoch: display.update(advance=1),
         **recipe.settings.engine_options,
@@ -146,6 +147,11 @@ def _train(
     classes = 1 + max(int(split.test[i][-1]) for i in range(len(cast(Sized, split.test))))
     examples = mislabeled(split.test, canaries, classes=classes, seed=seed)
     return example_canaries(examples=examples, **parts)
+
+
+def _losses_on_device(recipe: Recipe) -> Callable[[nn.Module, Sequence[Tensor]], Tensor]:
+    losses = losses_of(recipe)
+    return lambda model, batch: losses(model, on_device_of(model, batch))
 
 
 def _as_dict(recipe: Recipe, kind: str, seed: int | None, result: AuditResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from quietgrad.noise import names as noise_names
 from quietgrad.recipes import load
 from quietgrad.recipes import names as recipe_names
 from quietgrad.recipes.recipe import OPTIMIZERS, Places, Recipe, Settings
+from quietgrad.recipes.training import require_device
 from quietgrad.sampling.samplers import names as sampling_names
 
 
@@ -32,6 +33,7 @@ class RequestedOptions:
         places: folders that were given.
         smoke: whether a small stand-in is to be run.
         seed: fixes noise and sampling, for tests.
+        device: where the model is trained.
     """
 
     recipe: str
@@ -39,6 +41,7 @@ class RequestedOptions:
     places: Places = field(default_factory=Places)
     smoke: bool = False
     seed: int | None = None
+    device: str = "cpu"
 
     def resolved(self) -> Recipe:
         """The recipe with all changes made to it; ValueError if there is no such recipe."""
@@ -51,12 +54,18 @@ def recipe_options(command: Command) -> Command:
 
     @wraps(command)
     def with_request(
-        recipe: str, data_dir: Path | None, model_dir: Path | None, smoke: bool, **options: Any
+        recipe: str,
+        data_dir: Path | None,
+        model_dir: Path | None,
+        device: str,
+        smoke: bool,
+        **options: Any,
     ) -> None:
         names = [each.name for each in fields(Settings) if each.name in options]
         given = {name: options.pop(name) for name in names}
         changes = {name: value for name, value in given.items() if value is not None}
-        asked = RequestedOptions(recipe, changes, Places(data_dir, model_dir), smoke)
+        places = Places(data_dir, model_dir)
+        asked = RequestedOptions(recipe, changes, places, smoke, device=device)
         command(asked=asked, **options)
 
     return add_options(with_request, [_RECIPE, *_SETTINGS, *_PLACES])
@@ -93,6 +102,14 @@ def _not_auto(context: click.Context, option: click.Parameter, value: str | None
             " PrivacyEngine"
         )
     return value
+
+
+def _available(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Refuse a device that nothing can be trained on."""
+    try:
+        return require_device(value)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
 
 
 _RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=_complete)
@@ -134,6 +151,13 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _PLACES = (
     click.option("--data-dir", type=_FOLDER, help="Folder with the files of the data set."),
     click.option("--model-dir", type=_FOLDER, help="Folder with a pretrained model."),
+    click.option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        callback=_available,
+        help="Device to train on, such as cuda or cuda:1. Data is loaded on the CPU.",
+    ),
     click.option(
         "--smoke", is_flag=True, help="Use synthetic data and a small model, to try it in seconds."
     ),

@@ -5,7 +5,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +53,7 @@ class Request:
         state: the checkpoint to resume from, if there is one.
         notes: what the user should know.
         config: what a new run keeps in its folder, once it is known that it can begin.
+        device: where the model is trained; a run may be resumed on another one.
     """
 
     recipe: Recipe
@@ -63,12 +64,13 @@ class Request:
     state: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
+    device: str = "cpu"
 
     def build_model(self) -> nn.Module:
         """The same weights every time, also when the run is resumed; they hold nothing private."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.initial_seed)
-            return self.recipe.build_model(self.places)
+            return self.recipe.build_model(self.places).to(self.device)
 
 
 def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Request:
@@ -86,7 +88,7 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
             f"{out} holds a run already: add --resume to resume it, or choose another folder"
         )
     if folder.has_run:
-        return _resume(asked, folder)
+        return replace(_resume(asked, folder), device=asked.device)
     recipe = asked.resolved()
     folder.require_free()
     initial_seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -99,7 +101,14 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
     }
     notes = (f"Nothing to resume in {out}: a new run begins.",) if resume else ()
     return Request(
-        recipe, asked.places, asked.seed, initial_seed, folder, notes=notes, config=config
+        recipe,
+        asked.places,
+        asked.seed,
+        initial_seed,
+        folder,
+        notes=notes,
+        config=config,
+        device=asked.device,
     )
 
 
@@ -248,6 +257,8 @@ def resume_hint_on_interrupt(request: Request, flags: Mapping[str, bool]) -> Ite
     """Say in one line how to resume the run, with the same flags, after Ctrl-C or a full disk."""
     place = shlex.quote(str(request.folder.path))
     repeated = [name for name, is_set in flags.items() if is_set]
+    if request.device != "cpu":
+        repeated += ["--device", request.device]
     words = ["quietgrad train", request.recipe.name, "--out", place, "--resume", *repeated]
     hint = f"Resume with: {' '.join(words)}"
     try:

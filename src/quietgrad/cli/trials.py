@@ -189,7 +189,7 @@ class Bench:
         resume: bool,
         results: Sequence[str],
     ) -> None:
-        self._console, self._places = console, asked.places
+        self._console, self._places, self._device = console, asked.places, asked.device
         self.used: list[Trial] = []
         self._trials = _kept_trials(out, results, resume=resume)
         with noted_places() as noted:
@@ -199,7 +199,8 @@ class Bench:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trials themselves will warn
             for variant in variants:
-                model = variant.build_model(asked.places) if model is None else model
+                if model is None:
+                    model = variant.build_model(asked.places).to(asked.device)
                 attach(variant, self._split, model, seed=0).detach()
         if out is not None:
             try:
@@ -236,6 +237,7 @@ class Bench:
                 showing,
                 is_private=is_private,
                 origin=self._origin,
+                device=self._device,
             )
         self._trials.add(trial)
         return trial

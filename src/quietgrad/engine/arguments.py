@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Subset
 
@@ -91,6 +92,27 @@ def check_functions(schedule: Any, collate_fn: Any, diagnostics: Any) -> None:
     if diagnostics is not None and not callable(getattr(diagnostics, "watch", None)):
         expected = "a quietgrad.diagnostics.StepRecorder, or None"
         raise wrong_type("diagnostics", diagnostics, expected)
+
+
+def check_pinning(pin_memory: Any) -> bool:
+    """Whether batches are to be pinned; a warning, and False, where that has no effect."""
+    if not isinstance(pin_memory, bool):
+        raise wrong_type("pin_memory", pin_memory, "True or False")
+    if not pin_memory:
+        return False
+    why = "no accelerator is available"
+    if torch.accelerator.is_available():
+        try:
+            torch.empty(1).pin_memory()
+        except RuntimeError as error:  # some accelerators have no pinned memory
+            why = f"{torch.accelerator.current_accelerator()} has no pinned memory ({error})"
+        else:
+            return True
+    warnings.warn(
+        f"pin_memory=True has no effect: {why}. Batches are loaded without it.",
+        stacklevel=_CALLER - 1,
+    )
+    return False
 
 
 def check_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from quietgrad._version import __version__
 from quietgrad.accounting.ledger import Ledger
@@ -148,14 +149,22 @@ def _explain_load_errors() -> Iterator[None]:
         ) from e
 
 
+def _copy_to_host(state: Any) -> Any:
+    """A copy on the CPU, which takes no room on a device and can be loaded where there is none."""
+    leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    moved = {id(leaf): leaf.detach().cpu() for leaf in leaves if leaf.device.type != "cpu"}
+    return copy.deepcopy(state, moved)  # which takes these for copies that it made before
+
+
 def read_state(path: str | Path) -> dict[str, Any]:
-    """The state in a file. Only plain data is read from it, never code.
+    """The state in a file, on the CPU. Only plain data is read from it, never code.
 
     Raises:
         EngineStateError: the file holds no state, or not a whole one.
     """
     try:
-        state = torch.load(path, weights_only=True)
+        # Loading it moves each part to the device that the engine has it on.
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever a damaged file makes of torch.load
@@ -215,13 +224,13 @@ class TrainingState:
         return self.steps_taken - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything, as plain data and tensors."""
+        """A copy of everything, as plain data and tensors on the CPU."""
         return _stamp(
             {
                 "settings": dict(self.settings),
                 # Copies: weights that go on changing would run ahead of the ledger beside them.
-                "model": copy.deepcopy(self.model.state_dict()),
-                "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+                "model": _copy_to_host(self.model.state_dict()),
+                "optimizer": _copy_to_host(self.optimizer.state_dict()),
                 "position": self.loader.bookmark(self._last_batch),
                 "budget": self.budget.state_dict(),
                 "ledger": self.ledger.to_dict(),
@@ -253,6 +262,6 @@ class TrainingState:
             if self.momentum is not None:
                 self.momentum.load_state_dict(state["momentum"])
             if state["rng"] is not None and self.seed is not None:
-                torch.set_rng_state(state["rng"])
+                torch.set_rng_state(state["rng"].cpu())
         self.steps_taken = state["steps_taken"]
         self._last_batch = None

@@ -29,6 +29,7 @@ from quietgrad.engine.arguments import (
     check_functions,
     check_momentum,
     check_optimizer,
+    check_pinning,
     check_seed,
     describe_settings,
     disclose_settings,
@@ -114,6 +115,8 @@ class PrivacyEngine:
         memory_budget: Bytes of materialized per-sample gradients that may be held.
         collate_fn: Makes a micro-batch from a list of elements.
         num_workers: Worker processes that load data.
+        pin_memory: Load into pinned memory, from which ``x.to(device, non_blocking=True)`` does not
+            wait for an accelerator.
         lengths: Of each sample, say its number of tokens: micro-batches are then filled with
             samples of like length. Pad each to its longest in ``collate_fn`` or in the loss
             function, and let padded places count for nothing. Changes speed only.
@@ -151,6 +154,7 @@ class PrivacyEngine:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        pin_memory: bool = False,
         lengths: Sequence[int] | Tensor | None = None,
         verification: Frequency = "default",
         seed: int | None = None,
@@ -181,6 +185,7 @@ class PrivacyEngine:
             physical_batch_size=physical_batch_size,
             collate_fn=collate_fn,
             num_workers=num_workers,
+            pin_memory=check_pinning(pin_memory),
             lengths=lengths,
             seed=seed,
         )
@@ -336,14 +341,17 @@ class PrivacyEngine:
         replace_file(Path(path), lambda stream: torch.save(state, stream))
 
     def load(self, path: str | Path) -> None:
-        """Go on where :meth:`save` was called, in an engine made with the same arguments."""
+        """Go on where :meth:`save` was called, in an engine made with the same arguments.
+
+        The model may be on another device than it was: everything is moved to where it is now.
+        """
         self.load_state_dict(read_state(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
-        Unlike a module's ``state_dict`` it is a copy, which training does not change.
+        Unlike a module's ``state_dict`` it is a copy, on the CPU, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
         self._violations.check()

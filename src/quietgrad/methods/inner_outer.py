@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quietgrad._checks import require_choice, require_count, require_rate
 from quietgrad.capture.compare import is_close, is_equal
+from quietgrad.capture.draws import RandomState
 from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
 from quietgrad.factors.base import Factor, real_parts
 from quietgrad.factors.combined import combine
@@ -129,7 +130,8 @@ class Momentum:
                 f"given a {type(losses).__name__}: pass a function that computes them, such as "
                 "engine.backward(lambda: F.cross_entropy(model(x), y, reduction='none'))."
             )
-        merger, closure = _FactorMerger(sink), _RepeatedLosses(losses, capture)
+        merger = _FactorMerger(sink)
+        closure = _RepeatedLosses(losses, capture, RandomState(self._devices(), foreign=False))
         expected = closure.rehearse()  # at the present weights, before all others
         for weight, weights in self.past_visits():
             with self.at(weights):
@@ -192,10 +194,10 @@ class Momentum:
         return [momentum.clone() for momentum in self._outer]  # optimizers may write to theirs
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy, as plain data and tensors."""
+        """A copy, as plain data and tensors on the CPU."""
         return {
-            "past": [{name: t.clone() for name, t in weights.items()} for weights in self._past],
-            "outer": None if self._outer is None else [t.clone() for t in self._outer],
+            "past": [{name: t.to("cpu", copy=True) for name, t in w.items()} for w in self._past],
+            "outer": None if self._outer is None else [t.to("cpu", copy=True) for t in self._outer],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,11 +214,17 @@ class Momentum:
                 kept[name].copy_(values)
         outer = state["outer"]
         if outer is not None:
-            shapes = [real_parts(parameter).shape for parameter in self._trained().values()]
-            if [values.shape for values in outer] != shapes:
+            trained = [real_parts(parameter) for parameter in self._trained().values()]
+            if [values.shape for values in outer] != [parameter.shape for parameter in trained]:
                 raise ValueError("outer momentum of other parameters")
-            outer = [values.clone() for values in outer]
+            places = [parameter.device for parameter in trained]
+            outer = [v.to(place, copy=True) for v, place in zip(outer, places, strict=True)]
         self._past, self._outer = past, outer
+
+    def _devices(self) -> tuple[torch.device, ...]:
+        """Those with a generator of their own, from which dropout draws."""
+        places = {parameter.device for parameter in self._trained().values()}
+        return tuple(place for place in places if place.type != "cpu")
 
     def _allocate(self) -> dict[str, Tensor]:
         return {n: torch.empty_like(p, requires_grad=False) for n, p in self._trained().items()}
@@ -260,14 +268,13 @@ class _RepeatedLosses:
     the first pass, and at the present weights before all passes.
     """
 
-    def __init__(self, closure: Callable[[], Tensor], capture: Capture) -> None:
-        self._closure, self._capture = closure, capture
-        self._draws = torch.get_rng_state()
+    def __init__(self, closure: Callable[[], Tensor], capture: Capture, draws: RandomState) -> None:
+        self._closure, self._capture, self._draws = closure, capture, draws
         self._first: list[Tensor] | None = None
 
     def __call__(self) -> Tensor:
         expected = self.rehearse() if self._first is None else None
-        torch.set_rng_state(self._draws)
+        self._draws.restore()
         losses = self._closure()
         _require_repeated(expected, losses)
         inputs = self._capture.arguments()
@@ -288,7 +295,7 @@ class _RepeatedLosses:
         """The losses at the weights of now, without a trace; None where nothing is verified."""
         if not self._capture.is_verifying:
             return None
-        torch.set_rng_state(self._draws)
+        self._draws.restore()
         with self._capture.rehearsal():
             return self._closure().detach().clone()
 

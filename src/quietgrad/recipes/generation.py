@@ -24,6 +24,7 @@ from quietgrad.recipes.recipe import (
     Smoke,
     Split,
     Task,
+    on_device_of,
 )
 
 _IGNORED = -100  # a target that does not count, as in `torch.nn.functional.cross_entropy`
@@ -103,7 +104,8 @@ class LanguageModelling(Task):
     def scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
         """Cross-entropy and perplexity of a token."""
         loss, total = 0.0, 0
-        for tokens, targets in DataLoader(test, batch_size=64):
+        for batch in DataLoader(test, batch_size=64):
+            tokens, targets = on_device_of(model, batch)
             each, counted = _token_losses(model(tokens), targets)
             loss, total = loss + each.sum().item(), total + int(counted.sum())
         mean = loss / max(1, total)
@@ -129,7 +131,8 @@ def _token_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _generate(model: Any, prompts: Prompts) -> list[str]:
     """Answers by greedy decoding."""
     found = []
-    for tokens, mask in zip(prompts.tokens.split(64), prompts.mask.split(64), strict=True):
+    for some in zip(prompts.tokens.split(64), prompts.mask.split(64), strict=True):
+        tokens, mask = on_device_of(model, some)
         made = model.generate(
             input_ids=tokens,
             attention_mask=mask,

@@ -155,6 +155,14 @@ class Settings:
             )
 
 
+def on_device_of(model: nn.Module, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The batch where the model is; it does not wait for columns in pinned memory."""
+    place = next(model.parameters()).device
+    if place.type == "cpu":
+        return batch
+    return [column.to(place, non_blocking=column.is_pinned()) for column in batch]
+
+
 class Task(ABC):
     """A kind of learning. Scores are of held-out data, so they may be shown."""
 
@@ -190,7 +198,8 @@ class Classification(Task):
     def scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
         """Cross-entropy and accuracy."""
         loss = right = total = 0.0
-        for *inputs, labels in DataLoader(test, batch_size=256):
+        for batch in DataLoader(test, batch_size=256):
+            *inputs, labels = on_device_of(model, batch)
             logits = model(*inputs)
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
             right += (logits.argmax(1) == labels).sum().item()

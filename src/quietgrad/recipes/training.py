@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from quietgrad._checks import require_positive
 from quietgrad.engine.engine import PrivacyEngine
 from quietgrad.methods.augmentation import SelfAugmentation
-from quietgrad.recipes.recipe import Recipe, Settings, Split
+from quietgrad.recipes.recipe import Recipe, Settings, Split, on_device_of
 
 Scores = dict[str, float]
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "nadam": NAdam}
@@ -59,6 +59,18 @@ OnEpoch = Callable[[EpochReport], None]
 OnStep = Callable[[], None]
 
 
+def require_device(name: str) -> str:
+    """The name of a device that there is; ValueError, with all names, for another one."""
+    known = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        known += [f"{kind}", *(f"{kind}:{i}" for i in range(torch.accelerator.device_count()))]
+    if name not in known:
+        none = "" if len(known) > 1 else f" (torch {torch.__version__} finds no accelerator here)"
+        raise ValueError(f"device={name!r} is not available: expected {', '.join(known)}{none}")
+    return name
+
+
 def attach(
     recipe: Recipe,
     split: Split,
@@ -67,7 +79,10 @@ def attach(
     seed: int | None,
     ledger: Path | None = None,
 ) -> PrivacyEngine:
-    """An engine for this recipe, its noise calibrated to the recipe's epsilon."""
+    """An engine for this recipe, its noise calibrated to the recipe's epsilon.
+
+    The model may be on any device: batches are moved to it.
+    """
     settings = recipe.settings
     losses_of(recipe)  # refuses now what training would refuse
     # With inner momentum the engine itself carries what was released before.
@@ -77,6 +92,7 @@ def attach(
         optimizer(settings, model, momentum=momentum),
         split.train,
         lengths=split.lengths,
+        pin_memory=next(model.parameters()).is_cuda,  # others may have no pinned memory
         ledger=ledger,
         seed=seed,
         **settings.engine_options,
@@ -123,7 +139,7 @@ def train_private(
         started = time.perf_counter()
         for batch in engine.batches():
             for columns in batch:
-                engine.backward(partial(losses, model, columns))
+                engine.backward(partial(losses, model, on_device_of(model, columns)))
             engine.step()
             on_step()
         seconds += time.perf_counter() - started
@@ -157,7 +173,7 @@ def train_ordinary(
         started = time.perf_counter()
         for columns in loader:
             updates.zero_grad()
-            losses(model, columns).mean().backward()
+            losses(model, on_device_of(model, columns)).mean().backward()
             updates.step()
             on_step()
         seconds += time.perf_counter() - started

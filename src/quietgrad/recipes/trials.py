@@ -233,10 +233,11 @@ def make(
     *,
     is_private: bool = True,
     origin: Origin | None = None,
+    device: str = "cpu",
 ) -> Trial:
-    """Train once, from initial weights of this seed."""
+    """Train once, on a device, from initial weights of this seed."""
     torch.manual_seed(seed)
-    model = recipe.build_model(places)
+    model = recipe.build_model(places).to(device)
     engine = None
     if is_private:
         with warnings.catch_warnings():

@@ -260,7 +260,7 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
             counts.copied += source.numel() * source.element_size()
         elif is_in and not is_out:
             # A single number is an argument of a kernel.
-            if source.ndim and not kwargs.get("non_blocking") and not _is_pinned(source):
+            if source.ndim and not _is_non_blocking(name, args, kwargs) and not _is_pinned(source):
                 counts.syncs[f"{name} from the host", line] += 1
             counts.launches[name, line] += 1
         elif is_in:
@@ -270,6 +270,11 @@ def _note(func: Any, name: str, args: Any, kwargs: Any, device: torch.device) ->
         counts.syncs[name, line] += 1
     if name not in _FREE:
         counts.launches[name, line] += 1
+
+
+def _is_non_blocking(name: str, args: Any, kwargs: Any) -> bool:
+    """Torch hands it on to ``copy_`` by its place, whichever way it was given."""
+    return bool(kwargs.get("non_blocking") or (name != "_to_copy" and args[2:3] == (True,)))
 
 
 def _is_pinned(tensor: Tensor) -> bool:

@@ -115,43 +115,46 @@ def chacha20_state(key: bytes, nonce: int, device: torch.device, first_block: in
     return state.to(device, non_blocking=True)
 
 
-def chacha20(state: Tensor, blocks: int) -> Tensor:
+def chacha20(
+    state: Tensor, blocks: int, double_round: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """The first blocks of a stream: [16, blocks] words of int32, which wrap as unsigned ones do.
 
-    The rows of the state are taken whole: a quarter of the launches of word by word.
+    Args:
+        state: what `chacha20_state` gives.
+        blocks: how many.
+        double_round: another way to compute it than by rows.
     """
-    begin = _begin(state, blocks)
-    a, b, c, d = begin.view(4, 4, blocks)
+    words = state.view(-1, 1).repeat(1, blocks)
+    words[_COUNTER].add_(torch.arange(blocks, dtype=torch.int32, device=state.device))
+    begin = words
     for _ in range(_DOUBLE_ROUNDS):
-        a, b, c, d = _quarter(a, b, c, d)
-        # Turned by its number, each row has the words of a diagonal in the same column.
-        a, b, c, d = _quarter(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
-        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    return begin.add_(torch.cat([a, b, c, d]))
+        words = (double_round or double_round_by_row)(words)
+    return words.add_(begin)
 
 
-def chacha20_by_word(state: Tensor, blocks: int) -> Tensor:
-    """The same blocks, word by word: many launches, of which a compiler makes one."""
-    begin = _begin(state, blocks).unbind()
-    words = list(begin)
-    for _ in range(_DOUBLE_ROUNDS):
-        for places in _QUARTERS:
-            done = _quarter(*(words[place] for place in places))
-            for place, word in zip(places, done, strict=True):
-                words[place] = word
-    return torch.stack([word + first for word, first in zip(words, begin, strict=True)])
+def double_round_by_row(words: Tensor) -> Tensor:
+    """Columns, then diagonals, four at once: a quarter of the launches of word by word."""
+    a, b, c, d = _quarter(*words.view(4, 4, -1).unbind())
+    # Turned by its number, each row has the words of a diagonal in the same column.
+    a, b, c, d = _quarter(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
+    return torch.cat([a, b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)])
+
+
+def double_round_by_word(words: Tensor) -> Tensor:
+    """The same word by word: hundreds of launches, of which a compiler makes one."""
+    done = list(words.unbind())
+    for places in _QUARTERS:
+        quarter = _quarter(*(done[place] for place in places))
+        for place, word in zip(places, quarter, strict=True):
+            done[place] = word
+    return torch.stack(done)
 
 
 def long_words(blocks: Tensor) -> Tensor:
     """Flat words of int64, each of two words of a block; none is taken twice."""
     low, high = blocks.chunk(2)
     return low.long().bitwise_and_(_LOW_HALF).add_(high, alpha=2**32).view(-1)
-
-
-def _begin(state: Tensor, blocks: int) -> Tensor:
-    begin = state.view(-1, 1).repeat(1, blocks)
-    begin[_COUNTER].add_(torch.arange(blocks, dtype=torch.int32, device=state.device))
-    return begin
 
 
 def _quarter(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -234,14 +237,6 @@ class Gaussians:
 _SPARE = 16
 
 
-def drawn_gaussians(
-    state: Tensor, count: int, stream: Callable[[Tensor, int], Tensor] = chacha20
-) -> Tensor:
-    """Standard Gaussian variables of a stream, an even number, where its state is."""
-    blocks = -(-(count + _SPARE) // _WORDS_OF_BLOCK)
-    return device_gaussians(long_words(stream(state, blocks)), count)
-
-
 def device_gaussians(words: Tensor, count: int) -> Tensor:
     """Standard Gaussian variables of so many words, and of the 16 after them.
 
@@ -267,16 +262,31 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[[Tensor, int], Tensor], otherwise: Callable[[Tensor, int], Tensor]
+        self, function: Callable[..., Tensor], otherwise: Callable[..., Tensor] | None = None
     ) -> None:
-        self._function, self._otherwise, self._is_new = function, otherwise, True
+        self._function, self._otherwise = function, otherwise or function
+        self._is_new = True
 
-    def __call__(self, state: Tensor, count: int) -> Tensor:
-        """What the function makes of a state."""
+    def __call__(self, *arguments: Tensor | int) -> Tensor:
+        """What the function gives."""
         try:
             if self._is_new:
                 self._function, self._is_new = torch.compile(self._function, dynamic=False), False
-            return self._function(state, count)
+            return self._function(*arguments)
         except Exception:  # compilers fail in many ways, and noise must not depend on one
             self._function, self._is_new = self._otherwise, False
-            return self._otherwise(state, count)
+            return self._otherwise(*arguments)
+
+
+# A round at a time: to compile all of them as one takes ten times as long, more than a minute.
+_COMPILED_ROUND = Compiled(double_round_by_word, double_round_by_row)
+_COMPILED_GAUSSIANS = Compiled(device_gaussians)
+
+
+def drawn_gaussians(state: Tensor, count: int, is_compiled: bool = False) -> Tensor:
+    """Standard Gaussian variables of a stream, an even number, where its state is."""
+    blocks = -(-(count + _SPARE) // _WORDS_OF_BLOCK)
+    if is_compiled:
+        words = chacha20(state, blocks, _COMPILED_ROUND)
+        return _COMPILED_GAUSSIANS(long_words(words), count)
+    return device_gaussians(long_words(chacha20(state, blocks)), count)

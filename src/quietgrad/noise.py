@@ -15,10 +15,8 @@ from quietgrad._checks import require_positive, unknown_name
 from quietgrad.keystream import (
     BLOCK_BYTES,
     CallKeys,
-    Compiled,
     Gaussians,
     Words,
-    chacha20_by_word,
     chacha20_state,
     drawn_gaussians,
 )
@@ -329,7 +327,6 @@ def _on_grid(total: Tensor, values: Tensor, grid: float) -> Tensor:
 
 # Entries at a time on a device: few launches for each, and 200 MB of memory.
 _DEVICE_CHUNK = 1 << 22
-_COMPILED = Compiled(partial(drawn_gaussians, stream=chacha20_by_word), drawn_gaussians)
 _WITH_COMPILER = frozenset({"cuda", "xpu"})
 
 
@@ -340,8 +337,8 @@ def _add_noise_secure_on_device(flat: Tensor, key: bytes, std: float, divisor: f
     for index, part in enumerate(flat.split(_DEVICE_CHUNK) if len(flat) else ()):
         # To compile takes seconds: only for what has chunks of full size, which is then one size.
         is_compiled = flat.device.type in _WITH_COMPILER and len(part) == _DEVICE_CHUNK
-        drawn = _COMPILED if is_compiled else drawn_gaussians
-        values = drawn(chacha20_state(key, index, flat.device), len(part)).mul_(std / grid)
+        state = chacha20_state(key, index, flat.device)
+        values = drawn_gaussians(state, len(part), is_compiled).mul_(std / grid)
         part.copy_(_on_grid(part, values, grid).div_(divisor))
 
 

@@ -261,40 +261,51 @@ def test_what_cannot_be_compiled_is_computed_otherwise(monkeypatch):
         raise OSError("no compiler")
 
     monkeypatch.setattr(torch, "compile", failing)
-    drawing = Compiled(drawn_gaussians, lambda state, count: (state, count))
-    assert [drawing("state", count) for count in (2, 4)] == [("state", 2), ("state", 4)]
-    assert asked == [drawn_gaussians]  # once
+    double, triple = (lambda value: 2 * value), (lambda value: 3 * value)
+    computed = Compiled(double, triple)
+    assert [computed(1), computed(2)] == [3, 6]
+    assert asked == [double]  # once
+    assert Compiled(double)(4) == 8
 
 
 def test_what_fails_when_it_runs_is_computed_otherwise(monkeypatch):
-    def compiled(*_):
-        calls.append("compiled")
+    def compiled(value):
+        calls.append(value)
         raise RuntimeError("a kernel that cannot be built")
 
     calls = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled)
-    drawing = Compiled(drawn_gaussians, lambda state, count: count)
-    assert [drawing("state", 2), drawing("state", 4), calls] == [2, 4, ["compiled"]]
+    computed = Compiled(lambda value: 2 * value)
+    assert [computed(1), computed(2), calls] == [2, 4, [1]]
 
 
 def test_what_can_be_compiled_is_compiled_once(monkeypatch):
     calls = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: calls.append(1) or function)
-    drawing = Compiled(lambda state, count: count, None)
-    assert [drawing("state", 2), drawing("state", 4), calls] == [2, 4, [1]]
+    computed = Compiled(lambda value: 2 * value, lambda value: 3 * value)
+    assert [computed(1), computed(2), calls] == [2, 4, [1]]
+
+
+def test_compiled_or_not_the_values_are_the_same(monkeypatch):
+    """As far as the parts are put together in the same way: nothing is compiled here."""
+    for name in ("_COMPILED_ROUND", "_COMPILED_GAUSSIANS"):
+        monkeypatch.setattr(keystream, name, getattr(keystream, name)._function)
+    state = keystream.chacha20_state(keystream.fresh_key(), 0, torch.device("pretend"))
+    one, other = (drawn_gaussians(state, 100, is_compiled).cpu() for is_compiled in (False, True))
+    assert torch.equal(one, other)
 
 
 def test_only_full_chunks_of_devices_with_a_compiler_are_compiled(monkeypatch):
-    sizes = []
+    compiled = []
 
-    def watched(state, count):
-        sizes.append(count)
+    def watched(state, count, is_compiled):
+        compiled.append((count, is_compiled))
         return drawn_gaussians(state, count)
 
-    monkeypatch.setattr(noise, "_COMPILED", watched)
+    monkeypatch.setattr(noise, "drawn_gaussians", watched)
     monkeypatch.setattr(noise, "_DEVICE_CHUNK", 16)
     SecureNoise().add([zeros(40)], 1.0)
-    assert sizes == []
     monkeypatch.setattr(noise, "_WITH_COMPILER", {"pretend"})
     SecureNoise().add([zeros(40)], 1.0)
-    assert sizes == [16, 16]
+    assert compiled[:3] == [(16, False), (16, False), (8, False)]
+    assert compiled[3:] == [(16, True), (16, True), (8, False)]

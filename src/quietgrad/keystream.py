@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -193,13 +193,21 @@ class Gaussians:
         half, self._bits = capacity // 2, bits
         words, floats = {63: (torch.int64, torch.float64), 31: (torch.int32, torch.float32)}[bits]
         self._integers = torch.empty(half, dtype=words)
-        self._radius, self._angle = torch.empty(half, dtype=floats), torch.empty(half, dtype=floats)
-        self._values = torch.empty(capacity, dtype=floats)
+        self._radius, self._angle, self._values = torch.empty(3, half, dtype=floats)
 
     def of(
         self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
     ) -> Tensor:
-        """As many values as words (an even number); valid until the next call.
+        """As many values as words: both halves, to keep."""
+        return torch.cat([half.clone() for half in self.halves(words, std, more_words)])
+
+    def halves(
+        self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
+    ) -> Iterator[Tensor]:
+        """As many values as words (an even number), half of them at a time.
+
+        A half may be written to, and is valid until the next. It is to be used up at once, while it
+        is in the cache.
 
         A radius is made of 63 bits, and the farthest ones, about one in 2^33, of 63 more, so that
         the tail is as finely spaced as the rest. What is cut off, beyond 13 standard deviations,
@@ -213,7 +221,7 @@ class Gaussians:
         """
         half, unit = len(words) // 2, 2.0**-self._bits
         integers, radius = self._integers[:half], self._radius[:half]
-        angle, values = self._angle[:half], self._values[: 2 * half]
+        angle, values = self._angle[:half], self._values[:half]
         low_bits = 2**self._bits - 1
         torch.bitwise_and(words[:half], low_bits, out=integers)
         radius.copy_(integers).add_(0.5)
@@ -227,9 +235,8 @@ class Gaussians:
         else:
             radius.mul_(-2.0).sqrt_().mul_(std)  # the square of std may be beyond a float
         angle.copy_(words[half:]).mul_(math.pi * unit)
-        torch.cos(angle, out=values[:half]).mul_(radius)
-        torch.sin(angle, out=values[half:]).mul_(radius)
-        return values
+        for function in (torch.cos, torch.sin):
+            yield function(angle, out=values).mul_(radius)
 
 
 # Further words for radii with few digits, without waiting to see how many there are: of the two

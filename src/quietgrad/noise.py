@@ -124,15 +124,26 @@ def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Pi
     return list(_pack(pieces))
 
 
-def join_totals(chunk: Sequence[Piece]) -> Tensor:
-    """All totals of a chunk, one after the other; to be read, not written."""
-    return chunk[0].total if len(chunk) == 1 else torch.cat([piece.total for piece in chunk])
+def whole_of(chunk: Sequence[Piece]) -> Piece:
+    """All entries of a chunk, one after the other."""
+    if len(chunk) == 1:
+        return chunk[0]
+    total = torch.cat([piece.total for piece in chunk])
+    return Piece(total, output_buffer(total))
 
 
-def write(values: Tensor, chunk: Sequence[Piece]) -> None:
-    """Put the values of a chunk where they belong."""
+def halves_of(whole: Piece) -> Iterator[Piece]:
+    """Both halves of a run, the second one shorter if they cannot be equal."""
+    half = max(1, (len(whole.total) + 1) // 2)
+    return map(Piece, whole.total.split(half), whole.noisy.split(half))
+
+
+def spread(whole: Piece, chunk: Sequence[Piece]) -> None:
+    """Put what was released of a chunk where it belongs, if it is not there already."""
+    if len(chunk) == 1:
+        return
     sizes = [len(piece.noisy) for piece in chunk]
-    for piece, part in zip(chunk, values.split(sizes), strict=True):
+    for piece, part in zip(chunk, whole.noisy.split(sizes), strict=True):
         piece.noisy.copy_(part)
 
 
@@ -254,15 +265,15 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
     words, gaussians = Words(room // 2), Gaussians(room, bits=31)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
-        total = join_totals(chunk)
-        if total.dtype == torch.float64:  # scaled in its own precision
-            values = gaussians.of(torch.from_numpy(bits), 1.0)[:size].double().mul_(std / divisor)
-        else:
-            values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
-        if len(chunk) == 1 and total.dtype == chunk[0].noisy.dtype:
-            torch.add(values, total, alpha=1 / divisor, out=chunk[0].noisy)  # saves a pass
-        else:
-            write(values.add_(total, alpha=1 / divisor), chunk)
+        whole = whole_of(chunk)
+        is_double = whole.total.dtype == torch.float64
+        drawn = gaussians.halves(torch.from_numpy(bits), 1.0 if is_double else std / divisor)
+        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
+            values = values[: len(total)]
+            if is_double:  # scaled in its own precision
+                values = values.double().mul_(std / divisor)
+            torch.add(values, total, alpha=1 / divisor, out=noisy)
+        spread(whole, chunk)
 
 
 _SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
@@ -309,8 +320,11 @@ def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor
     for index, (chunk, count) in enumerate(zip(chunks, pairs, strict=True)):
         bits = words.fill(key, index * _SECURE_BLOCKS, count).view("<i8")
         more = partial(_further_words, key, index)
-        values = gaussians.of(torch.from_numpy(bits), std / grid, more)
-        write(_on_grid(join_totals(chunk), values, grid).div_(divisor), chunk)
+        whole = whole_of(chunk)
+        drawn = gaussians.halves(torch.from_numpy(bits), std / grid, more)
+        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
+            noisy.copy_(_on_grid(total, values, grid, divisor))
+        spread(whole, chunk)
 
 
 def _further_words(key: bytes, index: int, count: int) -> Tensor:
@@ -319,10 +333,11 @@ def _further_words(key: bytes, index: int, count: int) -> Tensor:
     return torch.from_numpy(words.view("<i8"))
 
 
-def _on_grid(total: Tensor, values: Tensor, grid: float) -> Tensor:
-    """Total plus noise (in units of the grid), rounded to the grid."""
-    # Exact, because the grid is a power of two, but for the one rounding of a double's addition.
-    return values[: len(total)].add_(total, alpha=1 / grid).round_().mul_(grid)
+def _on_grid(total: Tensor, values: Tensor, grid: float, divisor: float) -> Tensor:
+    """Total plus noise (in units of the grid), rounded to the grid, then divided."""
+    # Exact, because the grid is a power of two, but for the rounding of the addition and the
+    # division. To divide by both is one pass instead of two.
+    return values[: len(total)].add_(total, alpha=1 / grid).round_().div_(divisor / grid)
 
 
 # Entries at a time on a device: few launches for each, and 200 MB of memory.
@@ -339,7 +354,7 @@ def _add_noise_secure_on_device(flat: Tensor, key: bytes, std: float, divisor: f
         is_compiled = flat.device.type in _WITH_COMPILER and len(part) == _DEVICE_CHUNK
         state = chacha20_state(key, index, flat.device)
         values = drawn_gaussians(state, len(part), is_compiled).mul_(std / grid)
-        part.copy_(_on_grid(part, values, grid).div_(divisor))
+        part.copy_(_on_grid(part, values, grid, divisor))
 
 
 def _require_doubles(device: torch.device) -> None:

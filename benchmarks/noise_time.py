@@ -1,9 +1,10 @@
 """Time of noise for ten million float32 values over torch's own normal_ on one thread.
 
-Usage: python benchmarks/noise_time.py [--values 10000000] [--rounds 15] [--parts]
+Usage: python benchmarks/noise_time.py [--values 10000000] [--rounds 15] [--cpu-time] [--parts]
 
 All sources run one after the other in each round; the median of the rounds' ratios is shown. With
---parts, what a value of secure noise costs on one thread, operation by operation, in CPU time.
+--cpu-time, the CPU time of one thread, for machines that others use too. With --parts, what a value
+of secure noise costs on one thread, operation by operation, in CPU time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     if options.parts:
@@ -35,9 +37,9 @@ def main() -> None:
     values = torch.zeros(options.values)
     ways: dict[str, Callable[[], object]] = {"normal_, 1 thread": on_threads(1, values.normal_)}
     for name in noise.names():
-        for threads in THREADS:
+        for threads in (1,) if options.cpu_time else THREADS:
             ways[f"{name}, {threads} threads"] = on_threads(threads, adding(name, values))
-    show(ways, options.rounds)
+    show(ways, options.rounds, time.process_time if options.cpu_time else time.perf_counter)
 
 
 def adding(name: str, values: torch.Tensor) -> Callable[[], object]:
@@ -53,10 +55,10 @@ def on_threads(count: int, way: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def show(ways: dict[str, Callable[[], object]], rounds: int) -> None:
+def show(ways: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]) -> None:
     for way in ways.values():
         way()
-    times = [[seconds(way) for way in ways.values()] for _ in range(rounds)]
+    times = [[seconds(way, clock) for way in ways.values()] for _ in range(rounds)]
     table = Table("source", "ms", "over normal_", title="Gaussian noise (medians)")
     for i, name in enumerate(ways):
         median = statistics.median(row[i] for row in times)
@@ -94,7 +96,10 @@ def parts() -> dict[str, tuple[Callable[[], object], float]]:
 def show_parts(rounds: int) -> None:
     torch.set_num_threads(1)
     ways, values = parts(), noise.CHUNK // 2
-    times = [[cpu_seconds(way) for way, _ in ways.values()] for _ in range(rounds + 1)][1:]
+    times = [
+        [seconds(way, time.process_time, repeats=20) for way, _ in ways.values()]
+        for _ in range(rounds + 1)
+    ][1:]
     table = Table("operation", "ns a value", title="Secure noise on one thread (medians)")
     for i, (name, (_, share)) in enumerate(ways.items()):
         cost = statistics.median(row[i] for row in times) / values * share
@@ -102,17 +107,11 @@ def show_parts(rounds: int) -> None:
     Console().print(table)
 
 
-def cpu_seconds(way: Callable[[], object], repeats: int = 20) -> float:
-    started = time.process_time()
+def seconds(way: Callable[[], object], clock: Callable[[], float], repeats: int = 1) -> float:
+    started = clock()
     for _ in range(repeats):
         way()
-    return (time.process_time() - started) / repeats
-
-
-def seconds(way: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    way()
-    return time.perf_counter() - started
+    return (clock() - started) / repeats
 
 
 if __name__ == "__main__":

@@ -285,6 +285,8 @@ _GRID_BITS = 12
 class SecureNoise:
     """Gaussian noise from a cryptographic stream, in double precision, on a grid.
 
+    The stream is that of AES-256-CTR on the CPU. On other devices it is ChaCha20, computed there.
+
     Args:
         seed: makes the noise reproducible. For tests and for comparing runs only: noise that can
             be recomputed protects nobody.

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from quietgrad._checks import require_positive, unknown_name
-from quietgrad.keystream import BLOCK_BYTES, Words, derived_key, fresh_key
+from quietgrad.keystream import (
+    BLOCK_BYTES,
+    CallKeys,
+    Gaussians,
+    Words,
+    chacha20_state,
+    drawn_gaussians,
+)
 
 __all__ = ["FastNoise", "Noise", "SecureNoise", "names", "resolve"]
 
@@ -92,86 +99,6 @@ def grid_size(std: float, bits: int) -> float:
     return float(math.ldexp(1.0, math.frexp(std)[1] - 1 - bits))
 
 
-class CallKeys:
-    """Makes a key whenever one is asked for, and keeps none.
-
-    Args:
-        purpose: keeps the keys of one source apart from those of others.
-        seed: makes them reproducible: those of a step then depend on its number only.
-    """
-
-    def __init__(self, purpose: str, seed: int | None) -> None:
-        self._purpose, self._seed = purpose, seed
-        self._step = self._calls = 0
-
-    def begin_step(self, step: int) -> None:
-        """From here on the keys are those of this step."""
-        self._step, self._calls = step, 0
-
-    def next(self) -> bytes:
-        """A key that was never given before, or once more the same if a step is repeated."""
-        if self._seed is None:
-            return fresh_key()
-        self._calls += 1
-        return derived_key(self._seed, self._purpose, self._step, self._calls)
-
-
-# Below this an integer has too few digits: the circles that radii lie on would be seen apart.
-_FEW_DIGITS = 2**30
-
-
-class Gaussians:
-    """Reusable buffers in which random words become Gaussian variables (Box and Muller 1958).
-
-    Args:
-        capacity: the most values that are asked for at once; even.
-        bits: 63, for values of double precision from words of int64, or 31, for values of single
-            precision from words of int32.
-    """
-
-    def __init__(self, capacity: int, bits: int = 63) -> None:
-        half, self._bits = capacity // 2, bits
-        words, floats = {63: (torch.int64, torch.float64), 31: (torch.int32, torch.float32)}[bits]
-        self._integers = torch.empty(half, dtype=words)
-        self._radius, self._angle = torch.empty(half, dtype=floats), torch.empty(half, dtype=floats)
-        self._values = torch.empty(capacity, dtype=floats)
-
-    def of(
-        self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
-    ) -> Tensor:
-        """As many values as words (an even number); valid until the next call.
-
-        A radius is made of 63 bits, and the farthest ones, about one in 2^33, of 63 more, so that
-        the tail is as finely spaced as the rest. What is cut off, beyond 13 standard deviations,
-        has a probability of about 2^-126. With 31 bits, of which a float holds the lowest ones in
-        the tail, it is cut off beyond 6.6 standard deviations, with a probability of 2^-33.
-
-        Args:
-            words: random bits.
-            std: the standard deviation.
-            more_words: gives so many further words, where radii have 63 bits.
-        """
-        half, unit = len(words) // 2, 2.0**-self._bits
-        integers, radius = self._integers[:half], self._radius[:half]
-        angle, values = self._angle[:half], self._values[: 2 * half]
-        low_bits = 2**self._bits - 1
-        torch.bitwise_and(words[:half], low_bits, out=integers)
-        radius.copy_(integers).add_(0.5)
-        if more_words is not None and half and int(integers.min()) < _FEW_DIGITS:
-            few = (integers < _FEW_DIGITS).nonzero().flatten()
-            digits = torch.bitwise_and(more_words(len(few)), low_bits).double()
-            radius[few] = integers[few] + (digits + 0.5) * unit
-        radius.mul_(unit).log_()
-        if radius.dtype == torch.float64:
-            radius.mul_(-2.0 * std**2).sqrt_()
-        else:
-            radius.mul_(-2.0).sqrt_().mul_(std)  # the square of std may be beyond a float
-        angle.copy_(words[half:]).mul_(math.pi * unit)
-        torch.cos(angle, out=values[:half]).mul_(radius)
-        torch.sin(angle, out=values[half:]).mul_(radius)
-        return values
-
-
 # Entries at a time: small enough for the cache, large enough for torch to use all its threads.
 CHUNK = 1 << 18
 
@@ -184,28 +111,39 @@ class Piece(NamedTuple):
 
 
 def output_buffer(total: Tensor) -> Tensor:
-    """Where to release a total: in its own memory if that will do."""
+    """Where to release a total of the host: in its own memory if that will do."""
     dtype = released_dtype(total)
-    if total.device.type == "cpu" and total.dtype == dtype and total.is_contiguous():
+    if total.dtype == dtype and total.is_contiguous():
         return total
     return torch.empty(total.shape, dtype=dtype)
 
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
     """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
-    pieces = map(Piece, (t.cpu().reshape(-1) for t in totals), (room.view(-1) for room in rooms))
+    pieces = map(Piece, (t.reshape(-1) for t in totals), (room.view(-1) for room in rooms))
     return list(_pack(pieces))
 
 
-def join_totals(chunk: Sequence[Piece]) -> Tensor:
-    """All totals of a chunk, one after the other; to be read, not written."""
-    return chunk[0].total if len(chunk) == 1 else torch.cat([piece.total for piece in chunk])
+def whole_of(chunk: Sequence[Piece]) -> Piece:
+    """All entries of a chunk, one after the other."""
+    if len(chunk) == 1:
+        return chunk[0]
+    total = torch.cat([piece.total for piece in chunk])
+    return Piece(total, output_buffer(total))
 
 
-def write(values: Tensor, chunk: Sequence[Piece]) -> None:
-    """Put the values of a chunk where they belong."""
+def halves_of(whole: Piece) -> Iterator[Piece]:
+    """Both halves of a run, the second one shorter if they cannot be equal."""
+    half = max(1, (len(whole.total) + 1) // 2)
+    return map(Piece, whole.total.split(half), whole.noisy.split(half))
+
+
+def spread(whole: Piece, chunk: Sequence[Piece]) -> None:
+    """Put what was released of a chunk where it belongs, if it is not there already."""
+    if len(chunk) == 1:
+        return
     sizes = [len(piece.noisy) for piece in chunk]
-    for piece, part in zip(chunk, values.split(sizes), strict=True):
+    for piece, part in zip(chunk, whole.noisy.split(sizes), strict=True):
         piece.noisy.copy_(part)
 
 
@@ -232,6 +170,50 @@ def _cut(piece: Piece, room: int) -> Iterator[Piece]:
     ends = [*range(room, size, CHUNK), size]
     for start, end in pairwise([0, *ends]):
         yield Piece(piece.total[start:end], piece.noisy[start:end])
+
+
+# A view of complex numbers must begin at an even place, and kernels like to load four at once.
+_ALIGNED = 4
+
+
+def release(
+    totals: Sequence[Tensor],
+    keys: CallKeys,
+    on_host: Callable[[list[list[Piece]], bytes], None],
+    on_device: Callable[[Tensor, bytes], None],
+) -> list[Tensor]:
+    """What comes of the totals: chunks of the host, and one flat buffer for each other device.
+
+    Totals that are released in another dtype have a buffer of their own. Each buffer, and the host,
+    has a key of its own.
+    """
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    rooms: dict[int, Tensor] = {}
+    for i, total in enumerate(totals):
+        if total.device.type == "cpu":
+            rooms[i] = output_buffer(total)
+        else:
+            places.setdefault((total.device, released_dtype(total)), []).append(i)
+    on_host(chunks_of((totals[i] for i in rooms), rooms.values()), keys.next())
+    for (_, dtype), members in places.items():
+        own = [totals[i] for i in members]
+        flat = _joined(own, dtype)
+        on_device(flat, keys.next())
+        rooms.update(zip(members, _apart(flat, own), strict=True))
+    return [rooms[i] for i in range(len(totals))]
+
+
+def _joined(totals: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """A copy of all entries in one run; between two totals there is what aligns the next."""
+    padding = totals[0].new_zeros(_ALIGNED)
+    parts = ((t.reshape(-1), padding[: -t.numel() % _ALIGNED]) for t in totals)
+    return torch.cat([part for pair in parts for part in pair]).to(dtype)
+
+
+def _apart(flat: Tensor, totals: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The parts of a run, in the shapes of the totals it was made of."""
+    sizes = [size for t in totals for size in (t.numel(), -t.numel() % _ALIGNED)]
+    return (part.view(t.shape) for part, t in zip(flat.split(sizes)[::2], totals, strict=True))
 
 
 _FAST_BLOCKS = CHUNK * 4 // BLOCK_BYTES
@@ -261,20 +243,19 @@ class FastNoise:
         """The totals with noise, as floats come, divided."""
         std, divisor = require_std(std), require_divisor(divisor)
         require_apart(totals)
-        here = [total for total in totals if total.device.type == "cpu"]
-        rooms = [output_buffer(total) for total in here]
-        _add_noise_fast(chunks_of(here, rooms), self._keys.next(), std, divisor)
-        released = iter(rooms)
-        return [
-            next(released) if t.device.type == "cpu" else self._on_device(t, std, divisor)
-            for t in totals
-        ]
+        return release(
+            totals,
+            self._keys,
+            partial(_add_noise_fast, std=std, divisor=divisor),
+            partial(_add_noise_fast_on_device, std=std, divisor=divisor),
+        )
 
-    def _on_device(self, total: Tensor, std: float, divisor: float) -> Tensor:
-        seed = int.from_bytes(self._keys.next()[:8], signed=True)
-        noise = torch.empty(total.shape, dtype=released_dtype(total), device=total.device)
-        noise.normal_(generator=torch.Generator(total.device).manual_seed(seed))
-        return noise.mul_(std).add_(total).div_(divisor)
+
+def _add_noise_fast_on_device(flat: Tensor, key: bytes, std: float, divisor: float) -> None:
+    """With a generator of its own, whose seed is as long as torch takes."""
+    generator = torch.Generator(flat.device).manual_seed(int.from_bytes(key[:8], signed=True))
+    noise = torch.empty_like(flat).normal_(generator=generator)
+    flat.add_(noise, alpha=std).div_(divisor)
 
 
 def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
@@ -284,15 +265,15 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
     words, gaussians = Words(room // 2), Gaussians(room, bits=31)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
-        total = join_totals(chunk)
-        if total.dtype == torch.float64:  # scaled in its own precision
-            values = gaussians.of(torch.from_numpy(bits), 1.0)[:size].double().mul_(std / divisor)
-        else:
-            values = gaussians.of(torch.from_numpy(bits), std / divisor)[:size]
-        if len(chunk) == 1 and total.dtype == chunk[0].noisy.dtype:
-            torch.add(values, total, alpha=1 / divisor, out=chunk[0].noisy)  # saves a pass
-        else:
-            write(values.add_(total, alpha=1 / divisor), chunk)
+        whole = whole_of(chunk)
+        is_double = whole.total.dtype == torch.float64
+        drawn = gaussians.halves(torch.from_numpy(bits), 1.0 if is_double else std / divisor)
+        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
+            values = values[: len(total)]
+            if is_double:  # scaled in its own precision
+                values = values.double().mul_(std / divisor)
+            torch.add(values, total, alpha=1 / divisor, out=noisy)
+        spread(whole, chunk)
 
 
 _SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
@@ -303,6 +284,8 @@ _GRID_BITS = 12
 
 class SecureNoise:
     """Gaussian noise from a cryptographic stream, in double precision, on a grid.
+
+    The stream is that of AES-256-CTR on the CPU. On other devices it is ChaCha20, computed there.
 
     Args:
         seed: makes the noise reproducible. For tests and for comparing runs only: noise that can
@@ -322,9 +305,12 @@ class SecureNoise:
         """The totals with noise, rounded to the grid, then divided."""
         std, divisor = require_std(std), require_divisor(divisor)
         require_apart(totals)
-        noisy = [output_buffer(total) for total in totals]
-        _add_noise_secure(chunks_of(totals, noisy), self._keys.next(), std, divisor)
-        return [n.to(total.device) for n, total in zip(noisy, totals, strict=True)]
+        return release(
+            totals,
+            self._keys,
+            partial(_add_noise_secure, std=std, divisor=divisor),
+            partial(_add_noise_secure_on_device, std=std, divisor=divisor),
+        )
 
 
 def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
@@ -336,8 +322,11 @@ def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor
     for index, (chunk, count) in enumerate(zip(chunks, pairs, strict=True)):
         bits = words.fill(key, index * _SECURE_BLOCKS, count).view("<i8")
         more = partial(_further_words, key, index)
-        values = gaussians.of(torch.from_numpy(bits), std / grid, more)
-        write(_on_grid(join_totals(chunk), values, grid).div_(divisor), chunk)
+        whole = whole_of(chunk)
+        drawn = gaussians.halves(torch.from_numpy(bits), std / grid, more)
+        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
+            noisy.copy_(_on_grid(total, values, grid, divisor))
+        spread(whole, chunk)
 
 
 def _further_words(key: bytes, index: int, count: int) -> Tensor:
@@ -346,10 +335,38 @@ def _further_words(key: bytes, index: int, count: int) -> Tensor:
     return torch.from_numpy(words.view("<i8"))
 
 
-def _on_grid(total: Tensor, values: Tensor, grid: float) -> Tensor:
-    """Total plus noise (in units of the grid), rounded to the grid."""
-    # Exact, because the grid is a power of two, but for the one rounding of a double's addition.
-    return values[: len(total)].add_(total, alpha=1 / grid).round_().mul_(grid)
+def _on_grid(total: Tensor, values: Tensor, grid: float, divisor: float) -> Tensor:
+    """Total plus noise (in units of the grid), rounded to the grid, then divided."""
+    # Exact, because the grid is a power of two, but for the rounding of the addition and the
+    # division. To divide by both is one pass instead of two.
+    return values[: len(total)].add_(total, alpha=1 / grid).round_().div_(divisor / grid)
+
+
+# Entries at a time on a device: few launches for each, and 200 MB of memory.
+_DEVICE_CHUNK = 1 << 22
+_WITH_COMPILER = frozenset({"cuda", "xpu"})
+
+
+def _add_noise_secure_on_device(flat: Tensor, key: bytes, std: float, divisor: float) -> None:
+    """Every chunk with a stream of its own: its number is the nonce."""
+    _require_doubles(flat.device)
+    grid = grid_size(std, _GRID_BITS)
+    for index, part in enumerate(flat.split(_DEVICE_CHUNK) if len(flat) else ()):
+        # To compile takes seconds: only for what has chunks of full size, which is then one size.
+        is_compiled = flat.device.type in _WITH_COMPILER and len(part) == _DEVICE_CHUNK
+        state = chacha20_state(key, index, flat.device)
+        values = drawn_gaussians(state, len(part), is_compiled).mul_(std / grid)
+        part.copy_(_on_grid(part, values, grid, divisor))
+
+
+def _require_doubles(device: torch.device) -> None:
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError) as error:
+        raise RuntimeError(
+            f"secure noise is computed in double precision, which {device} does not have: train"
+            ' on another device, or choose noise="fast", which is not cryptographic there'
+        ) from error
 
 
 _SOURCES: dict[str, Callable[[int | None], Noise]] = {"secure": SecureNoise, "fast": FastNoise}

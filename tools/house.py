@@ -26,7 +26,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
     "files": 170,
-    "lines": 39_500,  # 36,500 before operations without a rule and rows of any order (note 15)
+    "lines": 40_500,  # 39,500 before accelerators: noise, loading and checkpoints on devices
     "files in one step": 36,
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,

@@ -15,6 +15,13 @@ from quietgrad.recipes.recipe import on_device_of
 
 pretend.register()  # before the first backward pass, for which torch counts the devices
 
+
+@pytest.fixture(autouse=True)
+def _same_noise():
+    with pretend.noise_of_the_host():
+        yield
+
+
 SMALL = ["--smoke", "--seed", "0", "--accountant", "rdp"]
 # Of images, with inner momentum too; of tables; of texts; of generated texts.
 KINDS = {

@@ -14,6 +14,13 @@ import quietgrad as qg
 
 pretend.register()  # before the first backward pass, for which torch counts the devices
 
+
+@pytest.fixture(autouse=True)
+def _same_noise():
+    with pretend.noise_of_the_host():
+        yield
+
+
 PLACES = ["cpu", pretend.NAME]
 KINDS = {
     "adam": {},

@@ -316,3 +316,21 @@ def _line() -> str:
             first = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return first or "torch"
+
+
+@contextmanager
+def noise_of_the_host() -> Iterator[None]:
+    """With a seed, noise is the same on all devices, so that runs can be compared."""
+    from quietgrad import noise
+
+    original = noise.release
+
+    def release(totals: Any, keys: Any, on_host: Any, on_device: Any) -> list[Tensor]:
+        here = original([total.cpu() for total in totals], keys, on_host, on_device)
+        return [noisy.to(total.device) for noisy, total in zip(here, totals, strict=True)]
+
+    noise.release = release
+    try:
+        yield
+    finally:
+        noise.release = original

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from tests.devices import pretend
+from tests.noise.statistics import ALL, SURE, p_of_independence, p_of_joint
 
 from quietgrad import keystream, noise
 from quietgrad.keystream import Compiled, Gaussians, device_gaussians, drawn_gaussians
 from quietgrad.noise import FastNoise, SecureNoise, grid_size
-
-from .statistics import ALL, SURE, p_of_independence, p_of_joint
 
 pretend.register()
 SOURCES = pytest.mark.parametrize("name", noise.names())

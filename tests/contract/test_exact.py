@@ -148,7 +148,7 @@ def test_all_pairs_of_clipping_and_grouping_in_float64(name, strategy):
         check(name, torch.float64, verify=False, **options)
 
 
-@every_case
+@every_second_case
 def test_float32(name):
     strategy = turn_of_strategy(name)
     options = {"clipping": "auto-s", "grouping": "all-layer", "strategy": strategy}

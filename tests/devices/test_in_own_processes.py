@@ -13,7 +13,9 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["engines", "commands", "noise", "chacha20"])
+@pytest.mark.parametrize(
+    "name", ["engines", pytest.param("commands", marks=pytest.mark.slow), "noise", "chacha20"]
+)
 def test_everything_holds_on_a_device(name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(

@@ -15,7 +15,13 @@ from quietgrad.recipes.training import losses_of
 NAMES = recipes.names()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if place % 2 else ())
+        for place, name in enumerate(NAMES)
+    ],
+)
 def test_a_smoke_run_ends_with_a_score_and_a_report(name, tmp_path):
     out = tmp_path / "run"
     options = ["--smoke", "--seed", "0", "--accountant", "rdp", "--out", str(out), "--json"]

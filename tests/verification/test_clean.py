@@ -54,7 +54,13 @@ def test_a_clean_program_trains(name):
 
 
 @pytest.mark.skipif(not CAN_VERIFY_EVERY, reason="verification cannot be asked for")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if place % 3 else ())
+        for place, name in enumerate(PROGRAMS)
+    ],
+)
 def test_verifying_every_micro_batch_changes_nothing(name):
     every, some = run(name, verification="every"), run_with_defaults(name)
     for one, other in zip(every, some, strict=True):

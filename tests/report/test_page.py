@@ -12,7 +12,7 @@ from quietgrad.report import Statement, as_html, statement_of_folder, write_for_
 
 from .helpers import audit, edited, trained
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}\ud800"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7654321*7 }}\ud800"
 
 
 class Outline(HTMLParser):
@@ -144,7 +144,7 @@ def test_hostile_strings_stay_text(folder):
     assert outline.names.count("script") == 1
     assert "img" not in outline.names
     assert not any(name.startswith("on") for name, _ in outline.attributes)
-    assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|\b49\b", page)
+    assert "53580247" not in page  # the product; a smaller one may be the minute of the hour
     assert embedded(page)["config"]["recipe"] == HOSTILE
 
 

@@ -456,9 +456,10 @@ class _OwnedRows:
         """Where a tensor meets some gradient."""
         if not self._layout.is_touched.ndim:
             return self._layout.is_touched
-        shared = "".join(letter for letter in self._output if letter in term)
-        others = [dim for dim, letter in enumerate(self._output) if letter not in term]
         mask = self._layout.is_touched
+        known = self._output[: mask.ndim]  # it may be known of the first dimensions only
+        shared = "".join(letter for letter in known if letter in term)
+        others = [dim for dim, letter in enumerate(known) if letter not in term]
         mask = mask.sum(others).bool() if others else mask
         order = [shared.index(letter) for letter in term if letter in shared]
         sizes = iter(mask.permute(order).shape)

@@ -36,6 +36,7 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.draws import (
     ConstantDraws,
+    DrawMode,
     DrawRecorder,
     DrawReplayer,
     SteadyDraws,
@@ -293,7 +294,7 @@ class _Examination:
         self,
         recorded: RecordedCall,
         layout: InputLayout | JoinedInput,
-        steady: Callable[[], SteadyDraws] | None = None,
+        steady: Callable[[], DrawMode] | None = None,
     ) -> None:
         self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
@@ -505,22 +506,19 @@ class _Examination:
             if run is None:
                 return None
             if drawn.drawn and given.unaligned:
-                return self._is_same_with_constants(samples) if with_constants else None
+                if not with_constants:
+                    return None
+                return self._is_same_with_constants(samples, backward=backward)
             if self._agrees(run, samples, backward=backward):
                 return True
             if not run.has_same_draws:
                 return None
         return False
 
-    def _is_same_with_constants(self, samples: Tensor) -> bool | None:
-        """The same for what the model returns if every draw is one and the same number."""
-        mode = ConstantDraws()
-        whole = self.run(self._unchanged, self._everyone, mode, backward=False)
-        run = self.run_if_possible(self.layout.select(samples), samples, mode, backward=False)
-        if run is None:
-            return None
-        comparison = self._comparison(samples, torch.arange(run.batch), samples)
-        return comparison.holds(whole.outputs, run.outputs)
+    def _is_same_with_constants(self, samples: Tensor, *, backward: bool) -> bool | None:
+        """The same if every draw is one and the same number, in both runs."""
+        other = _Examination(self.recorded, self.layout, ConstantDraws)
+        return other._is_same_for(samples, DrawRecorder(), backward=backward)
 
     def _find_place_dependence(self, samples: Tensor, *, backward: bool) -> QuietgradError | None:
         """What changes for these samples when they are alone, in this order."""
@@ -542,7 +540,7 @@ class _Examination:
         """Whether samples notice that all change places."""
         samples = self._everyone.roll(1)
         if self._drawn.drawn:  # draws would change with places
-            return self._is_same_with_constants(samples) is False
+            return self._is_same_with_constants(samples, backward=False) is False
         run = self.run(self.layout.select(samples), samples)
         return not self._agrees(run, samples)
 

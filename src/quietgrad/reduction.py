@@ -1,25 +1,38 @@
 """Norms -> weights -> clipped sum, group by group, while the backward pass is still running.
 
 This is Algorithm 1 of "On the Efficacy of Group-wise Clipping": a group is clipped, summed and
-freed as soon as the last use of its parameters has been back-propagated.
+freed soon after the last use of its parameters has been back-propagated. Groups whose factors are
+small wait for one another, so that one operation on the norms of all of them takes the place of
+one for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
-from quietgrad.factors.base import Factor
-from quietgrad.factors.combined import add_extremes, find_extremes, norms_of_extremes
+from quietgrad.factors.base import DenseNorms, Doubt, Factor, RawNorms, StackedNorms, doubts_noted
+from quietgrad.factors.combined import (
+    add_extremes,
+    find_extremes,
+    norms_of_extremes,
+    usual_range,
+)
 from quietgrad.grouping.base import Group
 from quietgrad.strategies import Evaluator
 
 # Rounding may carry a clipped norm this far beyond its bound; anything more is a mistake.
 _ROUNDING = 1e-4
+# Bytes of factors that wait to be clipped together: a CPU finds few in its cache, and other devices
+# are asked as rarely as possible how it went.
+_WAITING_BYTES = {"cpu": 1 << 22}
+_WAITING_BYTES_ELSEWHERE = 1 << 26
 
 
 class Sums(dict[str, Tensor]):
@@ -29,6 +42,122 @@ class Sums(dict[str, Tensor]):
     """
 
     is_torn = False
+
+
+class Measured(NamedTuple):
+    """A parameter whose gradients were measured.
+
+    Attributes:
+        name: the parameter's.
+        factor: from which its sum is to be taken.
+        norms: squared, or what they are made of.
+        doubts: what was taken for granted.
+    """
+
+    name: str
+    factor: Factor
+    norms: Tensor | RawNorms
+    doubts: tuple[Doubt, ...]
+
+
+class Bulk:
+    """Groups that are clipped at once: norms are computed, and corrected, together.
+
+    Args:
+        ready: the numbers of the groups.
+        held: what each of them consists of.
+        batch: the number of samples.
+
+    Attributes:
+        found: the parameters of all groups.
+        places: for each of them the place of its group among those that are ready.
+        stacks: norms of several parameters, and which.
+    """
+
+    def __init__(self, ready: Sequence[int], held: Sequence[list[Measured]], batch: int) -> None:
+        self.ready, self.held, self._batch = ready, held, batch
+        self.found = [found for group in held for found in group]
+        self.places = [place for place, group in enumerate(held) for _ in group]
+        kinds: dict[Hashable, list[int]] = {}
+        self._single: dict[int, Tensor] = {}
+        for i, (_, _, norms, _) in enumerate(self.found):
+            if isinstance(norms, Tensor):
+                self._single[i] = norms
+            else:
+                kinds.setdefault(norms.kind, []).append(i)
+        self.stacks: list[tuple[list[int], StackedNorms]] = []
+        for members in kinds.values():
+            raw = [norms for i in members if isinstance(norms := self.found[i].norms, RawNorms)]
+            self.stacks.append((members, raw[0].stacked(raw)))
+
+    def squares(self) -> Tensor:
+        """Squared norms by group, ``[G, B]``."""
+        columns = [stack.squares for _, stack in self.stacks]
+        if self._single:
+            columns += [column.unsqueeze(0) for column in self._single.values()]
+        home, widest = columns[0].device, _widest(columns)
+        joined = torch.cat([column.to(home, widest) for column in columns])
+        if len(self.ready) == 1:
+            return joined.sum(0, keepdim=True)
+        members = [i for own, _ in self.stacks for i in own] + list(self._single)
+        places = _index(tuple(self.places[i] for i in members), home)
+        return joined.new_zeros(len(self.ready), self._batch).index_add_(0, places, joined)
+
+    def spread(self, weights: Tensor, members: Sequence[int]) -> Tensor:
+        """For each of these parameters the weights ``[G, B]`` of its group."""
+        device = self.found[members[0]].factor.device
+        places = tuple(self.places[i] for i in members)
+        if len(set(places)) == 1:
+            return weights[places[0]].to(device).expand(len(places), -1)
+        return weights[_index(places, weights.device)].to(device)
+
+    def are_usual(self, squares: Tensor) -> Iterator[Tensor]:
+        """Whether these norms can be used as they are: truth values, all on one device."""
+        lowest, highest = usual_range(self._narrowest())
+        yield ((squares >= lowest) & (squares <= highest)).all()
+        for _, stack in self.stacks:
+            if stack.are_fine is not None:
+                yield stack.are_fine.all().to(squares.device)
+        for found in self.found:
+            for doubt in found.doubts:
+                yield doubt.is_fine.to(squares.device)
+
+    def repaired(self) -> Tensor:
+        """Squared norms by group, after those were evaluated again that can be."""
+        for _, stack in self.stacks:
+            stack.repair()
+        for i in self._single:
+            if any(not doubt.is_fine for doubt in self.found[i].doubts):
+                self._single[i] = self.found[i].factor.sq_norm()
+        return self.squares()
+
+    def norms(self, place: int, squares: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Norms of a group, and the samples for which they were not taken in the usual way."""
+        norms = squares.clamp_min(0).sqrt()
+        is_extreme = find_extremes(squares, self._narrowest())
+        if not is_extreme.any():
+            return norms, None
+        samples = is_extreme.nonzero().flatten()
+        exact = norms_of_extremes((found.factor for found in self.held[place]), samples)
+        return norms.index_copy(0, samples, exact.to(norms)), samples
+
+    def _narrowest(self) -> torch.dtype:
+        types = {found.factor.dtype for found in self.found}
+        return min(types, key=lambda dtype: torch.finfo(dtype).bits)
+
+
+@lru_cache(maxsize=256)
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(places, device=device)
+
+
+def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
+    return max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).bits)
+
+
+def _bytes_of(factor: Factor) -> int:
+    tensors = (tensor for stamp in factor.stamps() for tensor in stamp.tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class ClippedReducer:
@@ -55,48 +184,165 @@ class ClippedReducer:
         self._batch = batch
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
         self._missing = [set(group.parameters) for group in groups]
-        self._held: list[dict[str, Factor]] = [{} for _ in groups]
-        self._squares: list[Tensor | None] = [None] * len(groups)
+        self._held: list[list[Measured]] = [[] for _ in groups]
+        self._ready: list[int] = []
+        self._waiting = 0
+        self._doubts: list[Doubt] = []
+        self._unread: Bulk | None = None
+        self._broken: Tensor | None = None
         self._norms: list[Tensor | None] = [None] * len(groups)
         self._weights: list[Tensor | None] = [None] * len(groups)
 
     def parameter_done(self, name: str, factor: Factor) -> None:
-        """Add a parameter's norms to its group's; clip the group if it was the last one missing."""
+        """Measure a parameter's gradients; clip its group if it was the last one missing."""
         index = self._group_of[name]
-        squares, held = self._evaluator.evaluate(factor)
-        known = self._squares[index]
-        self._squares[index] = squares if known is None else known + squares.to(known.device)
-        self._held[index][name] = held
+        with doubts_noted() as doubts:
+            norms, held = self._evaluator.measure(factor)
+        self._held[index].append(Measured(name, held, norms, tuple(doubts)))
         self._missing[index].discard(name)
         if not self._missing[index]:
-            self._reduce(index)
+            self._ready.append(index)
+            if len(self.groups) > 1:
+                self._waiting += sum(_bytes_of(found.factor) for found in self._held[index])
+                if self._waiting > _WAITING_BYTES.get(held.device.type, _WAITING_BYTES_ELSEWHERE):
+                    self._reduce_ready(is_last=False)
 
     def finish(self) -> None:
-        """Clip the groups in which some parameter was not used at all."""
-        for index in range(len(self.groups)):
-            if self._norms[index] is None:
-                self._reduce(index)
+        """Clip what is left, also the groups in which some parameter was not used at all."""
+        self._ready += [i for i, missing in enumerate(self._missing) if missing]
+        self._reduce_ready(is_last=True)
 
     @property
     def norms(self) -> Tensor:
         """Per-sample norms by group, ``[B, M]``; infinite or NaN where the gradient was."""
+        self.settle()
         return self._stacked(self._norms)
 
     @property
     def weights(self) -> Tensor:
         """Per-sample weights by group, ``[B, M]``; zero where the gradient was not finite."""
+        self.settle()
         return self._stacked(self._weights)
 
-    def _reduce(self, index: int) -> None:
-        group, held = self.groups[index], self._held[index]
-        norms, extremes = self._norms_of(index)
+    @property
+    def nonfinite(self) -> int:
+        """Samples with a gradient that is not finite, in some group."""
+        self.settle()
+        return 0 if self._broken is None else int(self._broken.sum())
+
+    @property
+    def doubt(self) -> Tensor | None:
+        """Whether something was taken for granted that is not so: to be read, and told.
+
+        None if nothing is open, so that the sums can be used.
+        """
+        if not self._doubts:
+            return None
+        home = self._doubts[0].is_fine.device
+        return ~torch.stack([doubt.is_fine.to(home) for doubt in self._doubts]).all()
+
+    def settle(self, is_doubtful: bool | None = None) -> None:
+        """Read :attr:`doubt`, unless it was, and do again what was not so."""
+        if is_doubtful is None:
+            is_doubtful = self.doubt is not None and bool(self.doubt)
+        doubts, bulk = self._doubts, self._unread
+        self._doubts, self._unread = [], None
+        if not is_doubtful:
+            return
+        for doubt in doubts:
+            if doubt.error is not None and not doubt.is_fine:
+                raise doubt.error
+        assert bulk is not None  # other doubts were read before anything was summed
+        for found in bulk.found:
+            self.grads.pop(found.name, None)
+        self._reduce_carefully(bulk)
+
+    def _reduce_ready(self, *, is_last: bool) -> None:
+        """Clip and sum what waits, as if every norm could be used as it came; if not, carefully."""
+        ready, self._ready, self._waiting = self._ready, [], 0
+        bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
+        for index in ready:
+            self._held[index] = []
+        if not bulk.found:
+            for index in ready:
+                self._norms[index] = self._weights[index] = torch.zeros(self._batch)
+            return
+        for found in bulk.found:
+            if found.factor.changed():
+                raise ChangedGradientError(found.name)  # what was measured must be what is summed
+        squares = bulk.squares()
+        norms = squares.sqrt()
+        weights, are_bounded = self._weigh(norms, ready)
+        is_fine = torch.stack([*bulk.are_usual(squares), are_bounded]).all()
+        # What is added to cannot be taken back: only the first sum of a batch can be done again.
+        is_open = is_last and squares.device.type != "cpu" and not self.grads
+        if not is_open and not bool(is_fine):
+            self._reduce_carefully(bulk)
+            return
+        for place, index in enumerate(ready):
+            self._norms[index], self._weights[index] = norms[place], weights[place]
+        self.grads.is_torn = True
+        with doubts_noted() as doubts:
+            self._add_sums(bulk, weights)
+        self._doubts += doubts
+        if is_open:
+            self._doubts.append(Doubt(is_fine))
+            self._unread = bulk
+
+    def _weigh(self, norms: Tensor, ready: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Weights of usual norms ``[G, B]``, and whether what they leave is within its bound."""
+        radii = [self.groups[index].radius for index in ready]
+        if len(set(radii)) == 1:
+            weights = self.clipping.weights(norms.flatten(), radii[0]).view(norms.shape)
+            bound = self.clipping.bound(radii[0]) * (1 + _ROUNDING)
+            return weights, (norms * weights.abs() <= bound).all()
+        pairs = zip(norms, radii, strict=True)
+        weights = torch.stack([self.clipping.weights(row, radius) for row, radius in pairs])
+        bounds = [self.clipping.bound(radius) * (1 + _ROUNDING) for radius in radii]
+        are_bounded = norms * weights.abs() <= norms.new_tensor(bounds).unsqueeze(1)
+        return weights, are_bounded.all()
+
+    def _add_sums(self, bulk: Bulk, weights: Tensor) -> None:
+        summed: set[str] = set()
+        for members, stack in bulk.stacks:
+            own = [bulk.found[i] for i in members]
+            # Not what was pulled back since: the norms are those of before.
+            if isinstance(stack, DenseNorms) and stack.factors == [found.factor for found in own]:
+                sums = stack.weighted_sums(bulk.spread(weights, members))
+                shares = [total.view(f.factor.shape) for f, total in zip(own, sums, strict=True)]
+                self._add({f.name: share for f, share in zip(own, shares, strict=True)})
+                summed.update(found.name for found in own)
+        rows = weights.unbind()
+        for place, (name, factor, *_) in zip(bulk.places, bulk.found, strict=True):
+            if name not in summed:
+                total = self.grads.get(name)
+                total = self._evaluator.weighted_sum(factor, rows[place], None, total)
+                self.grads[name] = total
+
+    def _add(self, shares: dict[str, Tensor]) -> None:
+        known = [name for name in shares if name in self.grads]
+        if known:
+            torch._foreach_add_([self.grads[name] for name in known], [shares[n] for n in known])
+        self.grads.update((name, t) for name, t in shares.items() if name not in self.grads)
+
+    def _reduce_carefully(self, bulk: Bulk) -> None:
+        """The same where some samples' norms cannot be taken in the usual way."""
+        squares = bulk.repaired()
+        broken = torch.zeros(self._batch, dtype=torch.bool, device=squares.device)
+        for place, index in enumerate(bulk.ready):
+            finite = self._reduce_group(index, bulk.held[place], *bulk.norms(place, squares[place]))
+            broken |= ~finite
+        self._broken = broken if self._broken is None else self._broken | broken
+
+    def _reduce_group(
+        self, index: int, held: Sequence[Measured], norms: Tensor, extremes: Tensor | None
+    ) -> Tensor:
+        """Clip and sum one group; which samples are finite."""
+        group = self.groups[index]
         finite = norms.isfinite()
         weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
-        for name, factor in held.items():
-            if factor.changed():
-                raise ChangedGradientError(name)  # what was measured must be what is summed
         self.grads.is_torn = True
         samples = None
         # Whatever a gradient of norm zero consists of, no weight may enlarge it.
@@ -105,24 +351,12 @@ class ClippedReducer:
             samples = None if finite.all() else finite.nonzero().flatten()
             usual = usual.index_fill(0, extremes, 0.0)
             extremes = extremes[(weights.ne(0) & norms.ne(0))[extremes]]
-        for name, factor in held.items():
+        for name, factor, *_ in held:
             total = self._evaluator.weighted_sum(factor, usual, samples, self.grads.get(name))
             if extremes is not None and len(extremes):
                 total = add_extremes(factor, extremes, weights, total)
             self.grads[name] = total
-        held.clear()
-
-    def _norms_of(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """Norms of a group, and the samples for which they were not taken in the usual way."""
-        squares = self._squares[index]
-        if squares is None:
-            return torch.zeros(self._batch), None
-        norms, is_extreme = squares.clamp_min(0).sqrt(), find_extremes(squares)
-        if not is_extreme.any():
-            return norms, None
-        samples = is_extreme.nonzero().flatten()
-        exact = norms_of_extremes(self._held[index].values(), samples)
-        return norms.index_copy(0, samples, exact.to(norms)), samples
+        return finite
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
         bound = self.clipping.bound(group.radius)
@@ -135,6 +369,6 @@ class ClippedReducer:
 
     def _stacked(self, columns: Sequence[Tensor | None]) -> Tensor:
         present = [c if c is not None else torch.zeros(self._batch) for c in columns]
-        widest = max((c.dtype for c in present), key=lambda dtype: torch.finfo(dtype).bits)
+        widest = _widest(present)
         device = next((c.device for c in columns if c is not None), None)
         return torch.stack([c.to(device=device, dtype=widest) for c in present], 1)

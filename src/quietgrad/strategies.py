@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quietgrad._checks import require_count
-from quietgrad.factors.base import Dense, Factor, cover_rounding, writable
+from quietgrad.factors.base import Dense, Factor, RawNorms, cover_rounding, writable
 
 _TRIALS = 2  # the first run of a kernel also finds its memory and compiles itself
 
@@ -106,30 +106,38 @@ class Evaluator:
         self._strategy: Strategy = strategy
         self._budget = require_count("memory_budget", memory_budget, at_least=0)
         self._timings = timings
-        self._held = 0
+        self._kept: dict[int, int] = {}  # bytes of what was materialized
         self._trials: dict[int, _Trial] = {}
 
-    def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
-        """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken."""
+    def measure(self, factor: Factor) -> tuple[Tensor | RawNorms, Factor]:
+        """Squared norms ``[B]``, and the factor from which the weighted sum is to be taken.
+
+        Or what norms are made of, to be computed with those of other factors.
+        """
         if isinstance(factor, Dense):
-            return factor.sq_norm(), factor
+            return factor.raw_norms() or factor.sq_norm(), factor
         ways = self._ways(factor)
         if self._timings is None or len(ways) == 1 or not _is_timed(factor):
-            return self._evaluate(factor, ways[0])
+            return self._measure(factor, ways[0])
         key = factor.signature()
         way, is_trial = self._timings.choose(key, ways)
         if not is_trial:
-            return self._evaluate(factor, way)
+            return self._measure(factor, way)
         started = time.perf_counter()
-        squares, held = self._evaluate(factor, way)
+        norms, held = self._measure(factor, way)
         seconds = time.perf_counter() - started
         self._trials[id(held)] = _Trial(key, way, factor.batch, seconds)
-        return squares, held
+        return norms, held
+
+    def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
+        """The same with norms that can be used at once."""
+        norms, held = self.measure(factor)
+        return norms if isinstance(norms, Tensor) else norms.compute(), held
 
     def weighted_sum(
         self, held: Factor, weights: Tensor, samples: Tensor | None, total: Tensor | None = None
     ) -> Tensor:
-        """The sum over some samples (all, if None) of a factor that :meth:`evaluate` returned.
+        """The sum over some samples (all, if None) of a factor that :meth:`measure` returned.
 
         Args:
             held: the factor.
@@ -147,25 +155,24 @@ class Evaluator:
         return total
 
     def release(self, factor: Factor) -> None:
-        """Tell that a factor returned by :meth:`evaluate` is no longer held."""
-        if isinstance(factor, Dense):
-            self._held = max(0, self._held - _bytes_of(factor))
+        """Tell that a factor returned by :meth:`measure` is no longer held."""
+        self._kept.pop(id(factor), None)
 
     def choice(self, factor: Factor) -> Strategy:
         """How a factor would be evaluated now, by the formulas."""
         return self._ways(factor)[0].strategy
 
-    def _evaluate(self, factor: Factor, way: Kernel) -> tuple[Tensor, Factor]:
+    def _measure(self, factor: Factor, way: Kernel) -> tuple[Tensor | RawNorms, Factor]:
         match way.strategy:
             case "keep":
                 dense = Dense(factor.materializers()[way.how]())
-                self._held += _bytes_of(dense)
+                self._kept[id(dense)] = dense.grads.numel() * dense.grads.element_size()
                 return dense.sq_norm(), dense
             case "discard":
                 squares = _sq_norm_in_chunks(factor, way.how)
                 return cover_rounding(squares, factor.magnitude()), factor
             case _:
-                return factor.sq_norm(), factor
+                return factor.raw_norms() or factor.sq_norm(), factor
 
     def _ways(self, factor: Factor) -> list[Kernel]:
         """Those that come into question, the cheapest by the formulas first."""
@@ -189,7 +196,7 @@ class Evaluator:
     def _costs(self, factor: Factor) -> dict[Strategy, float]:
         ghost, dense = factor.sq_norm_cost(), factor.materialize_cost()
         costs: dict[Strategy, float] = {"ghost": ghost.flops + _MEMORY_PASS * ghost.floats}
-        if self._held + factor.dtype.itemsize * dense.floats <= self._budget:
+        if sum(self._kept.values()) + factor.dtype.itemsize * dense.floats <= self._budget:
             # The weighted sum is then read off the kept gradients, which saves its flops.
             costs["keep"] = _MEMORY_PASS * _KEEP_PASSES * dense.floats
         else:
@@ -213,15 +220,14 @@ def _sq_norm_in_chunks(factor: Factor, how: str) -> Tensor:
 
 def _sum(factor: Factor, weights: Tensor, samples: Tensor | None, total: Tensor | None) -> Tensor:
     """The weighted sum over the finite samples: a NaN must not meet even a zero weight."""
+    weights = weights.to(factor.device)
     if samples is not None:
         if not len(samples):
             zeros = torch.zeros(factor.shape, dtype=factor.dtype, device=factor.device)
             return zeros if total is None else total
+        samples = samples.to(factor.device)
         factor, weights = factor.select(samples), weights[samples]
     if total is None:
         return writable(factor.weighted_sum(weights))
     return factor.add_weighted_sum(weights, total)
 
-
-def _bytes_of(factor: Dense) -> int:
-    return factor.grads.numel() * factor.grads.element_size()

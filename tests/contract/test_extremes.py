@@ -46,6 +46,7 @@ def reduced(factor: Factor, clipping: Clipping, strategy: Strategy, radius: floa
         [Group("g", ("w",), radius)], clipping, Evaluator(strategy), factor.batch
     )
     reducer.parameter_done("w", factor)
+    reducer.finish()
     return reducer.grads["w"], reducer.norms[:, 0], reducer.weights[:, 0]
 
 

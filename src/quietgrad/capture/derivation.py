@@ -50,6 +50,7 @@ def derive(
         torch.empty(0),
         sources,
         isometric=is_alike and _is_isometric(call.function, args, managed, lookup),
+        lookups=_lookups(managed) + (() if lookup is None else (lookup.ids,)),
         lookup=lookup,
         broadcast_from=_broadcast_source(call.function, args, output),
         is_chosen=any(isinstance(g, Derived) and g.is_chosen for _, g in managed),
@@ -98,8 +99,8 @@ def _entries(
 
 
 def _register(tape: Tape, leaf: Any, template: Derived) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
+    if not isinstance(leaf, Tensor) or tape.derived(leaf) is not None:
+        return leaf  # perhaps what the operation was given: moved to where it is
     if not leaf.requires_grad:
         tape.provenance.note([leaf], constant=True)
         return leaf
@@ -121,9 +122,12 @@ def _is_isometric(
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
         return all(p is None or p is Ellipsis or type(p) in (int, slice) for p in parts)
     if lookup is not None:
-        distinct = lookup.ids.unique().numel() == lookup.ids.numel()
-        return distinct and lookup.padding is None
+        return lookup.padding is None  # and if ids are distinct, see `Derived`
     return classify(function).is_isometric
+
+
+def _lookups(managed: list[tuple[Tensor, Target]]) -> tuple[Tensor, ...]:
+    return tuple(ids for _, g in managed if isinstance(g, Derived) for ids in g.lookups)
 
 
 def _lookup(

@@ -67,11 +67,13 @@ class Derived:
 
     Which entry of a parameter it was computed from may have been chosen by data (``is_chosen``):
     one matrix of many, for an expert or for a sample. If several are joined, each is its sample's.
+    Where ids were looked up on the way it is ``isometric`` only if all of ``lookups`` are distinct.
     """
 
     tensor: Tensor
     sources: dict[str, Tensor]
     isometric: bool = False
+    lookups: tuple[Tensor, ...] = ()
     lookup: Lookup | None = None
     broadcast_from: Tensor | None = None
     is_chosen: bool = False
@@ -84,7 +86,12 @@ class Derived:
     def pull(self, name: str, factor: Factor) -> Factor:
         """Through the computation, back to one of its parameters."""
         _refuse_other_shape(name, factor, self.tensor.shape)
-        return Pulled(factor, Pullback(self.tensor, self.sources[name], self.isometric))
+        isometric = self.isometric and all(map(_are_distinct, self.lookups))
+        return Pulled(factor, Pullback(self.tensor, self.sources[name], isometric))
+
+
+def _are_distinct(ids: Tensor) -> bool:
+    return bool(ids.unique().numel() == ids.numel())
 
 
 def _refuse_other_shape(name: str, factor: Factor, shape: torch.Size) -> None:

@@ -191,6 +191,7 @@ class BatchAccumulator:
         self._is_adding = False
         self._is_spent = False
         self._nonfinite = 0
+        self._added: ClippedReducer | None = None  # until all that it took for granted is read
 
     @property
     def is_begun(self) -> bool:
@@ -212,7 +213,7 @@ class BatchAccumulator:
         self.require_none()
         self._sums = Sums()  # not cleared: a backward() that is still running may add to the others
         self._batch, self._process = batch, os.getpid()
-        self._tally = None
+        self._tally = self._added = None
         self._is_adding = self._is_spent = False
         self._progress.begin(batch.micro_sizes)
 
@@ -227,6 +228,7 @@ class BatchAccumulator:
         assert batch is not None
         for indices, content in zip(batch.indices, batch, strict=False):  # it may be discarded
             require_usable()
+            self.settle()
             self._progress.fetch()
             yield indices, content
         if self._batch is batch:
@@ -269,10 +271,26 @@ class BatchAccumulator:
                 "nothing of it was added. Call engine.discard_batch() and take another."
             )
         self._sums.is_torn = True
-        self._nonfinite += int((~reduced.norms.isfinite()).any(1).sum())
-        self._count(reduced.norms)
+        self._added = reduced
+        if reduced.doubt is None or self._limits() is not None:
+            self.settle()
         self._progress.propagated()
         self._sums.is_torn = False
+
+    @property
+    def doubt(self) -> Tensor | None:
+        """Whether what was added last is not as it was taken to be: to be read and told."""
+        return None if self._added is None else self._added.doubt
+
+    def settle(self, is_doubtful: bool | None = None) -> None:
+        """Read :attr:`doubt`, unless it was, and do again what was added last if it must be."""
+        if self._added is None:
+            return
+        was_torn, self._sums.is_torn = self._sums.is_torn, True
+        self._added.settle(is_doubtful)
+        self._nonfinite += self._added.nonfinite
+        self._count(self._added)
+        self._added, self._sums.is_torn = None, was_torn
 
     def require_complete(self) -> LogicalBatch:
         """The batch, once every sample in it has been added exactly once."""
@@ -305,13 +323,14 @@ class BatchAccumulator:
     def end(self) -> None:
         """The batch is over."""
         self._sums = Sums()
-        self._batch, self._is_adding = None, False
+        self._batch = self._added = None
+        self._is_adding = False
         self._progress.end()
 
-    def _count(self, norms: Tensor) -> None:
+    def _count(self, reduced: ClippedReducer) -> None:
         limits = self._limits()
         if limits is not None:
-            within = (norms.cpu().double() <= limits).double().sub(0.5).sum(0)
+            within = (reduced.norms.cpu().double() <= limits).double().sub(0.5).sum(0)
             self._tally = within if self._tally is None else self._tally + within
 
     def _require_same_process(self) -> None:

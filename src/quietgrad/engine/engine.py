@@ -534,7 +534,7 @@ class PrivacyEngine:
             self._capture.check_trainable_set()
             self._capture.require_unwritten()
             self._update.require_same_parameters()
-            check_sums(self._batch.sums, self.groups, self._clipping, batch.size)
+            self._check_sums(batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent.
         sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
         try:
@@ -547,6 +547,15 @@ class PrivacyEngine:
         finally:
             self._batch.end()
             self._capture.begin()  # a forward from here on has nothing to do with this batch
+
+
+    def _check_sums(self, samples: int) -> None:
+        """Before anything is released: that nothing is open, and no sum longer than it can be."""
+        doubt, groups = self._batch.doubt, self.groups
+        is_doubtful = check_sums(self._batch.sums, groups, self._clipping, samples, doubt=doubt)
+        self._batch.settle(is_doubtful)
+        if is_doubtful:
+            check_sums(self._batch.sums, groups, self._clipping, samples)
 
 
 def _do_nothing() -> None:

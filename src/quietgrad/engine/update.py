@@ -46,8 +46,13 @@ _ROUNDING = 1e-3
 
 
 def check_sums(
-    sums: Mapping[str, Tensor], groups: Sequence[Group], clipping: Clipping, samples: int
-) -> None:
+    sums: Mapping[str, Tensor],
+    groups: Sequence[Group],
+    clipping: Clipping,
+    samples: int,
+    *,
+    doubt: Tensor | None = None,
+) -> bool:
     """Refuse sums that so many clipped gradients cannot have, or that are not finite.
 
     Args:
@@ -55,9 +60,16 @@ def check_sums(
         groups: with their radii.
         clipping: the bound for each radius.
         samples: how many were added.
+        doubt: whether they are to be computed again, which is read with their norms. Then nothing
+            is refused.
+
+    Returns:
+        What was read of the doubt.
     """
     present = [[sums[name] for name in group.parameters if name in sums] for group in groups]
-    norms = iter(_norms([total for totals in present for total in totals]))
+    is_doubtful, norms = _read([total for totals in present for total in totals], doubt)
+    if is_doubtful:
+        return True
     for group, totals in zip(groups, present, strict=True):
         rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
         norm = sum(next(norms) ** 2 for _ in totals) ** 0.5
@@ -68,15 +80,25 @@ def check_sums(
                 f"{bound:.6g} that {samples} samples can give it: the noise would not cover it. "
                 "Nothing was released."
             )
+    return False
 
 
-def _norms(totals: Sequence[Tensor]) -> list[float]:
-    """Of all of them at once: a device is waited for only once."""
-    if not totals:
-        return []
-    home = totals[0].device
-    norms = torch._foreach_norm(list(totals))
-    return torch.stack([norm.to(home, torch.float64) for norm in norms]).tolist()
+def _read(totals: Sequence[Tensor], doubt: Tensor | None) -> tuple[bool, Iterator[float]]:
+    """A truth value and the norms of all totals at once: a device is waited for only once."""
+    norms = torch._foreach_norm(list(totals)) if totals else ()
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, norm in enumerate(norms):
+        kinds.setdefault((norm.device, norm.dtype), []).append(i)
+    parts = [torch.stack([norms[i] for i in members]) for members in kinds.values()]
+    parts += [] if doubt is None else [doubt.unsqueeze(0)]
+    if not parts:
+        return False, iter(())
+    home = parts[0].device
+    read = torch.cat([part.to(home, torch.float64) for part in parts]).tolist()
+    places = [i for members in kinds.values() for i in members]
+    by_place = dict(zip(places, read, strict=False))
+    is_doubtful = doubt is not None and bool(read[-1])
+    return is_doubtful, iter([by_place[i] for i in range(len(norms))])
 
 
 def require_same_parameters(trained: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +23,106 @@ class Cost:
 
     flops: float
     floats: float
+
+
+# -- doubts ---------------------------------------------------------------------------------------
+
+# Whether norms can be used as they come is known where they are computed. To read it there would
+# make the host wait for the device at every parameter; so it is noted, and read once for all.
+
+
+class Doubt(NamedTuple):
+    """Something taken for granted until it is read; ``error`` is what it means if it is not so."""
+
+    is_fine: Tensor
+    error: Exception | None = None
+
+
+_noted: ContextVar[list[Doubt] | None] = ContextVar("doubts", default=None)
+
+
+@contextmanager
+def doubts_noted() -> Iterator[list[Doubt]]:
+    """What :func:`is_true` is asked in here about other devices is taken to be true, and noted."""
+    doubts: list[Doubt] = []
+    before = _noted.set(doubts)
+    try:
+        yield doubts
+    finally:
+        _noted.reset(before)
+
+
+def is_true(condition: Tensor, error: Exception | None = None) -> bool:
+    """What a tensor of one truth value says; of another device perhaps later, see above."""
+    doubts = _noted.get()
+    if doubts is None or condition.device.type == "cpu":
+        return bool(condition)
+    doubts.append(Doubt(condition, error))
+    return True
+
+
+class RawNorms(NamedTuple):
+    """What a factor's squared norms are made of, before it is known whether they can be used.
+
+    Attributes:
+        factor: whose norms they are.
+        tensors: what :attr:`stacked` makes norms of; their first dimension is that of the samples.
+        stacked: makes them, of several factors at once.
+    """
+
+    factor: Factor
+    tensors: tuple[Tensor, ...]
+    stacked: type[StackedNorms]
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for those that can be stacked."""
+        sizes = tuple((t.shape, t.dtype, t.device) for t in self.tensors)
+        return self.stacked, sizes
+
+    def compute(self) -> Tensor:
+        """Of this factor alone, ``[B]``, corrected."""
+        norms = self.stacked([self])
+        if norms.are_fine is not None and not is_true(norms.are_fine.all()):
+            norms.repair()
+        return norms.squares.squeeze(0)
+
+
+class StackedNorms(ABC):
+    """Squared norms of several factors at once: chains of small operations cost more than sums.
+
+    Attributes:
+        squares: those norms, ``[F, B]``.
+        are_fine: which of them can be used, ``[F, B]``; None if all can.
+    """
+
+    squares: Tensor
+    are_fine: Tensor | None = None
+    factors: Sequence[Factor]
+
+    def __init__(self, found: Sequence[RawNorms]) -> None:
+        self.factors = [raw.factor for raw in found]
+        columns = zip(*(raw.tensors for raw in found), strict=True)
+        self._make(*(_stack(column) for column in columns))
+
+    @abstractmethod
+    def _make(self, *tensors: Tensor) -> None:
+        """Set the attributes; tensors have one more dimension, that of the factors, in front."""
+
+    def repair(self) -> None:
+        """Take the norms that cannot be used from their factors."""
+        if self.are_fine is None:
+            return
+        for place, sample in (~self.are_fine).nonzero().tolist():
+            part = self.factors[place].select(slice(sample, sample + 1))
+            self.squares[place, sample] = part.sq_norm().squeeze(0)
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tuple(tensors))
+
+
+# -- the contract ---------------------------------------------------------------------------------
 
 
 class Factor(ABC):
@@ -51,6 +154,10 @@ class Factor(ABC):
 
         Where parts of a gradient cancel, it covers the rounding errors of :meth:`weighted_sum`.
         """
+
+    def raw_norms(self) -> RawNorms | None:
+        """The same, to be computed with those of other factors; None if it cannot be."""
+        return None
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -258,6 +365,22 @@ def peaks_of(tensor: Tensor, dims: int) -> Tensor:
     return tensor.new_zeros(tensor.shape[:dims]) if flat is None else flat.abs().amax(-1)
 
 
+# Gradients of so many numbers are copied beside others: that takes less than to sum each by itself.
+_STACKED_FLOATS = 1 << 16
+
+
+class DenseNorms(StackedNorms):
+    """Norms of materialized gradients, which are summed together, too."""
+
+    def _make(self, *tensors: Tensor) -> None:
+        (self._grads,) = tensors
+        self.squares = vector_norm(self._grads, dim=2).square()
+
+    def weighted_sums(self, weights: Tensor) -> Tensor:
+        """``sum_i weights[f, i] * gradient_i`` of each factor, flat: ``[F, shape]``."""
+        return torch.bmm(weights.to(self._grads.dtype).unsqueeze(1), self._grads).squeeze(1)
+
+
 class Dense(TensorFactor):
     """Materialized gradients ``[B, *shape]``."""
 
@@ -271,6 +394,11 @@ class Dense(TensorFactor):
 
     def sq_norm(self) -> Tensor:
         return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()
+
+    def raw_norms(self) -> RawNorms | None:
+        if self.grads.numel() > _STACKED_FLOATS or not self.grads.is_contiguous():
+            return None
+        return RawNorms(self, (self.grads.view(self.batch, -1),), DenseNorms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = self._in_memory_order()

@@ -14,6 +14,7 @@ from quietgrad.factors.base import (
     Factor,
     Stamp,
     cover_rounding,
+    is_true,
     power_of_two,
     vector_norm,
     writable,
@@ -96,8 +97,9 @@ class Combined(Factor):
     def _correct_cancellation(self, squares: Tensor, uncancelled: Tensor) -> Tensor:
         """Uses that cancel each other out leave no digits in a sum of squares: materialize them."""
         doubtful = squares < 1e3 * torch.finfo(squares.dtype).eps * uncancelled
-        for sample in doubtful.nonzero():
-            squares[sample] = self.select(sample).materialize().square().sum()
+        if not is_true(~doubtful.any()):
+            for sample in doubtful.nonzero():
+                squares[sample] = self.select(sample).materialize().square().sum()
         return squares
 
 
@@ -189,10 +191,19 @@ _EXTREME_FLOATS = 1 << 22
 _SMALLEST = 1e10
 
 
-def find_extremes(squares: Tensor) -> Tensor:
-    """The samples ``[B]`` whose squared norms have overflowed, or may have lost something."""
-    info = torch.finfo(squares.dtype)
-    return ~((squares >= _SMALLEST * info.tiny) & (squares <= info.max))
+def find_extremes(squares: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The samples whose squared norms have overflowed, or may have lost something.
+
+    ``dtype`` is the narrowest in which some were computed.
+    """
+    lowest, highest = usual_range(dtype or squares.dtype)
+    return ~((squares >= lowest) & (squares <= highest))
+
+
+def usual_range(dtype: torch.dtype) -> tuple[float, float]:
+    """Squared norms in between are what they seem."""
+    info = torch.finfo(dtype)
+    return _SMALLEST * info.tiny, info.max
 
 
 def norms_of_extremes(factors: Iterable[Factor], samples: Tensor) -> Tensor:

@@ -42,12 +42,17 @@ class Gather(TensorFactor):
         return self._rows == self.shape[0]
 
     def sq_norm(self) -> Tensor:
-        keys, inverse = self._keys().unique(return_inverse=True)
-        values = self.values.flatten(0, 1)
-        rows = values.new_zeros(len(keys), values.shape[1]).index_add_(0, inverse, values)
-        squares = vector_norm(rows, dim=1).square()
-        totals = squares.new_zeros(self.batch).index_add_(0, keys // self._rows, squares)
-        return cover_rounding(totals, self.magnitude())
+        if not self.values.numel():
+            return self.values.new_zeros(self.batch)
+        # Sorted by sample and row, so that equal ones are adjacent; each sample keeps its places.
+        keys, order = self._keys().sort()
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        places = is_first.cumsum(0).sub_(1)
+        values = self.values.flatten(0, 1)[order]
+        rows = torch.zeros_like(values).index_add_(0, places, values)
+        squares = vector_norm(rows, dim=1).square()[places].where(is_first, 0.0)
+        return cover_rounding(squares.view(self.batch, -1).sum(1), self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.add_weighted_sum(weights, self.values.new_zeros(self.shape))

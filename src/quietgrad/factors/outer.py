@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,12 @@ from torch import Tensor
 from quietgrad.factors.base import (
     Cost,
     Dense,
+    RawNorms,
+    StackedNorms,
     TensorFactor,
     cover_rounding,
     form,
+    is_true,
     peaks_of,
     power_of_two,
     scale_samples,
@@ -50,12 +53,26 @@ class Outer(TensorFactor):
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
             return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
+        found = GramNorms([self._gram_norms()])
+        if not is_true(found.are_fine.all()):
+            found.repair()
+        self._magnitude = found.magnitudes.squeeze(0)
+        return found.squares.squeeze(0)
+
+    def raw_norms(self) -> RawNorms | None:
+        if self.positions == 0 or not self.shape.numel() or self.groups > 1:
+            return None
+        if self.positions > 1:
+            return self._gram_norms()
+        lengths = tuple(vector_norm(side, dim=2) for side in (self.rows, self.cols))
+        return RawNorms(self, lengths, LengthNorms)
+
+    def _gram_norms(self) -> RawNorms:
         row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
-        row_sizes, col_sizes = (gram.diagonal(dim1=1, dim2=2) for gram in (row_gram, col_gram))
-        squares = (row_gram * col_gram).sum((1, 2))
-        squares = self._correct(squares, row_sizes, col_sizes)
-        self._magnitude = (row_sizes * col_sizes).sum(1).sqrt()
-        return cover_rounding(squares, self._magnitude)
+        # Copies: the matrices themselves are not to be held.
+        sizes = [gram.diagonal(dim1=1, dim2=2).clone() for gram in (row_gram, col_gram)]
+        # Not a product of matrices: sums are rounded less.
+        return RawNorms(self, (row_gram.mul_(col_gram).sum((1, 2)), *sizes), GramNorms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.groups > 1:
@@ -120,20 +137,50 @@ class Outer(TensorFactor):
             return scale_samples(self.rows, weights), self.cols
         return self.rows, scale_samples(self.cols, weights)
 
-    def _correct(self, squares: Tensor, row_sizes: Tensor, col_sizes: Tensor) -> Tensor:
-        """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
-        uncancelled = (row_sizes * col_sizes).sqrt().sum(1).square()
+
+class GramNorms(StackedNorms):
+    """Of squares by Gram matrices, and squared lengths of rows and of columns.
+
+    Attributes:
+        magnitudes: of each sample's parts, ``[F, B]``.
+    """
+
+    are_fine: Tensor
+    factors: Sequence[Outer]
+
+    def _make(self, *tensors: Tensor) -> None:
+        squares, row_sizes, col_sizes = tensors
         info, tolerated = torch.finfo(squares.dtype), _TOLERATED_ERROR[squares.dtype]
-        largest = torch.maximum(row_sizes, col_sizes).amax(1)
+        products = row_sizes * col_sizes
+        uncancelled = products.sqrt().sum(2).square_()
+        largest = torch.maximum(row_sizes, col_sizes).amax(2)
         # Products of small entries vanish, each with less than the smallest number: beside huge
         # entries they count.
-        width = max(self.rows.shape[2], self.cols.shape[2])
-        vanished = self.positions**2 * width * info.tiny * largest
-        least = (info.eps * uncancelled + 2 * vanished) / tolerated
-        fine = (squares >= least) & (largest < info.max**0.25)
-        for sample in (~fine).nonzero():
-            squares[sample] = Dense(self.select(sample).materialize()).sq_norm()
-        return squares
+        width = max(side.shape[2] for outer in self.factors for side in (outer.rows, outer.cols))
+        vanished = 2 * row_sizes.shape[2] ** 2 * width * info.tiny / tolerated
+        least = uncancelled.mul_(info.eps / tolerated).add_(largest, alpha=vanished)
+        self.are_fine = (squares >= least) & (largest < info.max**0.25)
+        self.magnitudes = products.sum(2).sqrt_()
+        self.squares = cover_rounding(squares, self.magnitudes)
+
+    def repair(self) -> None:
+        """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
+        for place, sample in (~self.are_fine).nonzero().tolist():
+            gradient = self.factors[place].select(slice(sample, sample + 1)).materialize()
+            square = Dense(gradient).sq_norm().squeeze(0)
+            self.squares[place, sample] = cover_rounding(square, self.magnitudes[place, sample])
+
+
+class LengthNorms(StackedNorms):
+    """Of the lengths of the one row and the one column that each sample has."""
+
+    def _make(self, *tensors: Tensor) -> None:
+        rows, cols = tensors
+        info = torch.finfo(rows.dtype)
+        smaller, larger = torch.minimum(rows, cols), torch.maximum(rows, cols)
+        are_fine = (smaller > info.tiny**0.5 * 1e4) & (larger < info.max**0.5)
+        self.are_fine = are_fine.squeeze(2)
+        self.squares = (rows * cols).squeeze(2).square_()
 
 
 def balance(rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +208,7 @@ def _lengths(tensor: Tensor) -> Tensor:
     if not lengths.numel():
         return lengths
     shortest, longest = torch.aminmax(lengths)
-    if shortest > info.tiny**0.5 * 1e4 and longest < info.max**0.5:
+    if is_true((shortest > info.tiny**0.5 * 1e4) & (longest < info.max**0.5)):
         return lengths
     peaks = vector_norm(tensor, torch.inf, dim=2, keepdim=True).clamp_min(info.tiny)
     return peaks.squeeze(2) * vector_norm(tensor / peaks, dim=2)

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors.base import Cost, Dense, Factor, Stamp, cover_rounding, to_float32
+from quietgrad.factors.base import (
+    Cost,
+    Dense,
+    Factor,
+    RawNorms,
+    Stamp,
+    cover_rounding,
+    is_true,
+    to_float32,
+)
 
 _SAMPLES_PER_CALL = 64
 _ROUNDING = 1e-3
@@ -104,6 +113,9 @@ class Pulled(Factor):
         squares = [Dense(part.materialize()).sq_norm() for _, part in self._chunks()]
         return cover_rounding(torch.cat(squares), self.magnitude())
 
+    def raw_norms(self) -> RawNorms | None:
+        return self.inner.raw_norms() if self.pullback.keeps_norms else None
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.pullback.keeps_norms:
             total = self.inner.weighted_sum(weights)
@@ -166,13 +178,18 @@ def _unchanged(pulled: Tensor, total: Tensor) -> Tensor:
     Raises:
         UnsupportedOperationError: it is not.
     """
-    before, after = float(total.norm()), float(pulled.norm())
-    if not abs(after - before) <= _ROUNDING * before and before < torch.inf:
-        raise UnsupportedOperationError(
-            f"a gradient of norm {before:.6g} became one of {after:.6g} on the way through a view "
-            "of a parameter: a hook on the view changes it after it was clipped. Remove the hook."
-        )
+    before, after = total.norm(), pulled.norm()
+    is_same = ((after - before).abs() <= _ROUNDING * before) | ~before.isfinite()
+    if not is_true(is_same, error := _changed_on_the_way()):
+        raise error
     return pulled
+
+
+def _changed_on_the_way() -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        "a gradient became longer or shorter on the way through a view of a parameter: a hook on "
+        "the view changes it after it was clipped. Remove the hook."
+    )
 
 
 def _is_half(tensor: Tensor) -> bool:

@@ -312,6 +312,8 @@ class ClippedReducer:
                 shares = [total.view(f.factor.shape) for f, total in zip(own, sums, strict=True)]
                 self._add({f.name: share for f, share in zip(own, shares, strict=True)})
                 summed.update(found.name for found in own)
+                for found in own:
+                    self._evaluator.release(found.factor)
         rows = weights.unbind()
         for place, (name, factor, *_) in zip(bulk.places, bulk.found, strict=True):
             if name not in summed:

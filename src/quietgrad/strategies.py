@@ -115,7 +115,7 @@ class Evaluator:
         Or what norms are made of, to be computed with those of other factors.
         """
         if isinstance(factor, Dense):
-            return factor.raw_norms() or factor.sq_norm(), factor
+            return factor.raw_norms(), factor
         ways = self._ways(factor)
         if self._timings is None or len(ways) == 1 or not _is_timed(factor):
             return self._measure(factor, ways[0])
@@ -125,6 +125,7 @@ class Evaluator:
             return self._measure(factor, way)
         started = time.perf_counter()
         norms, held = self._measure(factor, way)
+        norms = norms if isinstance(norms, Tensor) else norms.compute()
         seconds = time.perf_counter() - started
         self._trials[id(held)] = _Trial(key, way, factor.batch, seconds)
         return norms, held
@@ -167,7 +168,7 @@ class Evaluator:
             case "keep":
                 dense = Dense(factor.materializers()[way.how]())
                 self._kept[id(dense)] = dense.grads.numel() * dense.grads.element_size()
-                return dense.sq_norm(), dense
+                return dense.raw_norms(), dense
             case "discard":
                 squares = _sq_norm_in_chunks(factor, way.how)
                 return cover_rounding(squares, factor.magnitude()), factor

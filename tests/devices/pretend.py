@@ -34,7 +34,7 @@ _FREE = frozenset(
     "squeeze as_strided split split_with_sizes chunk unbind diagonal view_as_real view_as_complex "
     "_reshape_alias narrow unfold lift_fresh empty empty_like empty_strided new_empty "
     "new_empty_strided resize_ set_ _conj _neg_view movedim unflatten is_pinned sym_size sym_stride"
-    " sym_numel stride size is_same_size record_stream".split()
+    " sym_numel stride size is_same_size record_stream squeeze_ unsqueeze_ transpose_ t_".split()
 )
 _BETWEEN_DEVICES = frozenset("copy_ _to_copy _copy_from set_".split())
 _INDEXING = frozenset("index index_put index_put_ _index_put_impl_ _unsafe_index".split())

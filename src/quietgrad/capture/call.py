@@ -229,4 +229,4 @@ def sum_channels(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added to each channel (dimension 1)."""
     if grad.ndim > 2:
         return Dense(layout.split(to_float32(grad), grad.ndim - 1).flatten(3).sum((1, 3)))
-    return Dense(layout.split(to_float32(grad), 1).sum(1))
+    return Dense(layout.sum_positions(to_float32(grad), 1))

@@ -40,6 +40,11 @@ class Layout:
             return rows.reshape(self.batch, each, *tail)
         return self._by_sample(rows).reshape(self.batch, each, *tail)
 
+    def sum_positions(self, tensor: Tensor, trailing: int) -> Tensor:
+        """``[B, *last trailing dims]``: the sum over a sample's positions, if it has several."""
+        rows = self.split(tensor, trailing)
+        return rows.squeeze(1) if rows.shape[1] == 1 else rows.sum(1)
+
     def unbroadcast(self, tensor: Tensor, shape: torch.Size) -> Tensor:
         """Sum each sample's part of ``tensor`` to ``shape``, from which it was broadcast."""
         padded = (1,) * (tensor.ndim - len(shape)) + tuple(shape)

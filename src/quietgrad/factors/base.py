@@ -366,7 +366,14 @@ def peaks_of(tensor: Tensor, dims: int) -> Tensor:
 
 
 # Gradients of so many numbers are copied beside others: that takes less than to sum each by itself.
-_STACKED_FLOATS = 1 << 16
+STACKED_FLOATS = 1 << 16
+
+
+class PlainNorms(StackedNorms):
+    """Of norms that have been taken."""
+
+    def _make(self, *tensors: Tensor) -> None:
+        self.squares = tensors[0].square()
 
 
 class DenseNorms(StackedNorms):
@@ -393,12 +400,15 @@ class Dense(TensorFactor):
         super().__init__(self.grads)
 
     def sq_norm(self) -> Tensor:
-        return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1).square()
+        return self._norms().square()
 
-    def raw_norms(self) -> RawNorms | None:
-        if self.grads.numel() > _STACKED_FLOATS or not self.grads.is_contiguous():
-            return None
-        return RawNorms(self, (self.grads.view(self.batch, -1),), DenseNorms)
+    def raw_norms(self) -> RawNorms:
+        if self.grads.numel() <= STACKED_FLOATS and self.grads.is_contiguous():
+            return RawNorms(self, (self.grads.view(self.batch, -1),), DenseNorms)
+        return RawNorms(self, (self._norms(),), PlainNorms)
+
+    def _norms(self) -> Tensor:
+        return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = self._in_memory_order()

@@ -13,6 +13,7 @@ from torch import Tensor
 from quietgrad.factors.base import (
     Cost,
     Dense,
+    RawNorms,
     TensorFactor,
     form,
     scale_samples,
@@ -65,6 +66,15 @@ class Conv(TensorFactor):
             Outer(rows.mT, cols, self.geometry.groups).sq_norm() for rows, cols in self._products()
         ]
         return torch.cat(parts) if parts else self.grads.new_zeros(0)
+
+    def raw_norms(self) -> RawNorms | None:
+        width = self.shape.numel() // max(1, self.shape[0]) * self.geometry.groups
+        patches = self.batch * self.images * math.prod(self._grid()) * width
+        if not 0 < patches <= _CHUNK_FLOATS:
+            return None
+        ((rows, cols),) = self._products()
+        raw = Outer(rows.mT, cols, self.geometry.groups).raw_norms()
+        return None if raw is None else raw._replace(factor=self)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = scale_samples(self.grads, weights).flatten(0, 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from quietgrad.factors.base import (
+    STACKED_FLOATS,
     Cost,
     Dense,
     RawNorms,
@@ -53,7 +54,9 @@ class Outer(TensorFactor):
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
             return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
-        found = GramNorms([self._gram_norms()])
+        raw = self._gram_norms()
+        found = raw.stacked([raw])
+        assert isinstance(found, GramNorms)
         if not is_true(found.are_fine.all()):
             found.repair()
         self._magnitude = found.magnitudes.squeeze(0)
@@ -69,6 +72,8 @@ class Outer(TensorFactor):
 
     def _gram_norms(self) -> RawNorms:
         row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
+        if row_gram.numel() <= STACKED_FLOATS:
+            return RawNorms(self, (row_gram, col_gram), SmallGramNorms)
         # Copies: the matrices themselves are not to be held.
         sizes = [gram.diagonal(dim1=1, dim2=2).clone() for gram in (row_gram, col_gram)]
         # Not a product of matrices: sums are rounded less.
@@ -146,7 +151,6 @@ class GramNorms(StackedNorms):
     """
 
     are_fine: Tensor
-    factors: Sequence[Outer]
 
     def _make(self, *tensors: Tensor) -> None:
         squares, row_sizes, col_sizes = tensors
@@ -156,7 +160,7 @@ class GramNorms(StackedNorms):
         largest = torch.maximum(row_sizes, col_sizes).amax(2)
         # Products of small entries vanish, each with less than the smallest number: beside huge
         # entries they count.
-        width = max(side.shape[2] for outer in self.factors for side in (outer.rows, outer.cols))
+        width = max(max(f.shape[0], f.shape.numel() // f.shape[0]) for f in self.factors)
         vanished = 2 * row_sizes.shape[2] ** 2 * width * info.tiny / tolerated
         least = uncancelled.mul_(info.eps / tolerated).add_(largest, alpha=vanished)
         self.are_fine = (squares >= least) & (largest < info.max**0.25)
@@ -169,6 +173,15 @@ class GramNorms(StackedNorms):
             gradient = self.factors[place].select(slice(sample, sample + 1)).materialize()
             square = Dense(gradient).sq_norm().squeeze(0)
             self.squares[place, sample] = cover_rounding(square, self.magnitudes[place, sample])
+
+
+class SmallGramNorms(GramNorms):
+    """Of the Gram matrices themselves."""
+
+    def _make(self, *tensors: Tensor) -> None:
+        rows, cols = tensors
+        sizes = (gram.diagonal(dim1=2, dim2=3) for gram in tensors)
+        super()._make((rows * cols).sum((2, 3)), *sizes)
 
 
 class LengthNorms(StackedNorms):

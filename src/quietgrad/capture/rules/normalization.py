@@ -105,19 +105,47 @@ def _native_group_norm(
     output, mean, scale = torch.native_group_norm(
         input, *affine, images, channels, pixels, groups, eps
     )
-    uses: Uses = [(weight, _group_scale), (bias, sum_channels)]
-    saved = [input, mean, scale] if call.is_managed(weight) else []
-    return call.watch(output, uses, saved=saved, dims=1)
+    gradients = _GroupNormGradients(groups)
+    uses: Uses = [(weight, gradients.of_scale), (bias, gradients.of_shift)]
+    return call.watch(output, uses, saved=[input, mean, scale], dims=1)
 
 
-def _group_scale(
-    layout: Layout, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor
-) -> Factor:
-    """From the statistics: the normalized input need not be computed again."""
-    grads = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
-    centred = input.reshape(*mean.shape, -1) - mean.unsqueeze(2)
-    products = centred.view(grads.shape).mul_(grads).sum(2).view(*mean.shape, -1)
-    return Dense(layout.split((products * scale.unsqueeze(2)).flatten(1), 1).sum(1))
+class _GroupNormGradients:
+    """Of scale and shift at once: torch's kernel, to which every sample's channels are its own."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups = groups
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def of_scale(self, layout: Layout, grad: Tensor, *saved: Tensor) -> Factor:
+        return Dense(layout.sum_positions(self._of_images(grad, *saved)[0], 1))
+
+    def of_shift(self, layout: Layout, grad: Tensor, *saved: Tensor) -> Factor:
+        return Dense(layout.sum_positions(self._of_images(grad, *saved)[1], 1))
+
+    def _of_images(
+        self, grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        last, self._last = self._last, None
+        if last is not None and last[0] is grad:
+            return last[1:]
+        images, channels = input.shape[:2]
+        pixels = input.numel() // (images * channels)
+        _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
+            grad.reshape(1, images * channels, pixels),
+            input.reshape(1, images * channels, pixels),
+            mean.view(1, -1),
+            scale.view(1, -1),
+            input.new_empty(images * channels),  # not read, but torch wants it
+            1,
+            images * channels,
+            pixels,
+            images * self._groups,
+            (False, True, True),
+        )
+        both = of_scale.view(images, channels), of_shift.view(images, channels)
+        self._last = (grad, *both)
+        return both
 
 
 @rule(F.instance_norm)
@@ -205,7 +233,7 @@ def _trailing_scale(
     """Of the scale, or of the shift if nothing normalizes."""
     grad = to_float32(grad)
     products = grad if normalize is None else grad * normalize(to_float32(inputs[0]))
-    return Dense(layout.split(products, dims).sum(1))
+    return Dense(layout.sum_positions(products, dims))
 
 
 def _channel_scale(layout: Layout, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:

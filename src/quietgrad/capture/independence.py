@@ -31,6 +31,7 @@ from quietgrad.capture.compare import (
     agree_by_sample,
     coarsest_bits,
     find_largest,
+    has_digits,
     leaves,
     tensors_in,
 )
@@ -380,6 +381,12 @@ class _Examination:
                 return score_samples(tensor, batch, dim)
         return None
 
+    @property
+    def _gives_whole(self) -> bool:
+        """Whether whole numbers are returned: ids, masks, places."""
+        assert self._call.returned is not None
+        return not all(map(has_digits, leaves(self._call.returned)))
+
     @cached_property
     def is_sizable(self) -> bool:
         """Whether the model runs with another number of samples."""
@@ -432,12 +439,13 @@ class _Examination:
         """What some sample notices of another one, where these masks tell every two apart.
 
         Gradients are compared of those of the first one. In a large batch it takes half as long to
-        leave others out as to replace them.
+        leave others out as to replace them; but kernels round otherwise for fewer samples, so that
+        whole numbers, and what has no gradient, are told for sure by replacing alone.
         """
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        if self.recorded.batch > _FEW:
+        if self.recorded.batch > _FEW and self._call.with_gradients and not self._gives_whole:
             for number, samples in enumerate(self._list_companies([first, *masks])):
                 is_same = self._is_same_for(
                     samples, drawn, backward=not number, with_constants=False
@@ -638,7 +646,8 @@ class _Examination:
         self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
     ) -> OutputComparison:
         known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
-        has_whole = not self._call.with_gradients  # what a frozen part gives may be ids
+        # What a frozen part gives may be ids, which are not to depend on the number of samples.
+        has_whole = not self._call.with_gradients
         return OutputComparison(
             known, batch, count, old, new, samples, self._bits, is_alike, has_whole
         )

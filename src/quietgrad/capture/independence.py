@@ -36,6 +36,7 @@ from quietgrad.capture.compare import (
     tensors_in,
 )
 from quietgrad.capture.draws import (
+    STEADY_SHARES,
     ConstantDraws,
     DrawMode,
     DrawRecorder,
@@ -342,10 +343,10 @@ class _Examination:
         return None if run is None else recorder
 
     def _list_with_steady_draws(self) -> Iterator[_Examination]:
-        """The same with draws that are the same for every row, at both ends."""
+        """The same with draws that are the same for every row: small, middling and large ones."""
         singles = [] if self._recorded_draws is None else list_singles(self._recorded_draws)
-        for is_high in (False, True):
-            steady = partial(SteadyDraws, singles, is_high=is_high)
+        for share in STEADY_SHARES:
+            steady = partial(SteadyDraws, singles, share=share)
             yield _Examination(self.recorded, self.layout, steady)
 
     def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:

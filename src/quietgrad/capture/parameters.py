@@ -337,19 +337,27 @@ class WeightWatch:
     """Finds weights in training that are written while the samples of a batch are out.
 
     Between batches they are the user's to load.
+
+    Attributes:
+        is_thorough: whether writes to them in this micro-batch show that torch does not count.
     """
 
     def __init__(self, table: ParameterTable) -> None:
-        self._table = table
+        self._table, self.is_thorough = table, False
         self._seen: dict[str, tuple[Tensor, int, int]] = {}
         self._stamp: Stamp | None = None
 
-    def begin(self, *, thorough: bool) -> None:
-        """A batch is handed out. If ``thorough``, writes that torch does not count show as well."""
+    def begin(self) -> None:
+        """A batch is handed out."""
         weights = self._table.trainable()
         self._seen = {n: (w, version_of(w), w.data_ptr()) for n, w in weights.items()}
-        self._stamp = Stamp(*(weight.detach() for weight in weights.values())) if thorough else None
-        if self._stamp is not None:
+        self._stamp = None
+
+    def watch(self, *, thorough: bool) -> None:
+        """A micro-batch is handed out. If ``thorough``, writes that torch does not count show."""
+        self.is_thorough = thorough
+        if thorough and self._stamp is None:
+            self._stamp = Stamp(*(weight.detach() for weight, *_ in self._seen.values()))
             self._stamp.seal()
 
     def find_written(self, *, thorough: bool = True) -> str | None:
@@ -366,7 +374,7 @@ class WeightWatch:
 
     def end(self) -> None:
         """The batch is over."""
-        self._seen, self._stamp = {}, None
+        self._seen, self._stamp, self.is_thorough = {}, None, False
 
 
 def _is_compared(buffer: Tensor) -> bool:

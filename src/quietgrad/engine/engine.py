@@ -299,6 +299,7 @@ class PrivacyEngine:
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
                 sink, keep = self._watch(reducer, size)
                 with self._violations.watched(), explain_memory_errors(size):
+                    self._capture.begin_backward()
                     if self._momentum is not None:
                         self._momentum.backward(self._capture, losses, sink)
                     else:

@@ -231,4 +231,3 @@ def _sum(factor: Factor, weights: Tensor, samples: Tensor | None, total: Tensor 
     if total is None:
         return writable(factor.weighted_sum(weights))
     return factor.add_weighted_sum(weights, total)
-

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.capture.parameters import Derived, ParameterTarget
+from quietgrad.capture.call import Derived, ParameterTarget
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors import Dense
 

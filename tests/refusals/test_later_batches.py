@@ -4,11 +4,13 @@ A loss that changes after a warm-up, a branch taken now and then, a gate that op
 the first batches show nothing of it.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from quietgrad.errors import SampleMixingError
+from quietgrad.errors import EngineStateError, SampleMixingError, UnsupportedOperationError
 
 from .helpers import Net, assert_same_state, attach, samples, squares, state
 
@@ -126,3 +128,70 @@ def test_mixing_that_depends_on_the_number_of_samples():
     with pytest.raises(SampleMixingError):
         for (x,) in batch:
             engine.backward(squares(model, x))
+
+
+# -- weights that are written through .data while a batch is out, and put back before its step ---
+
+
+def train_in_many(monkeypatch, watched, before=lambda model, x: None, after=lambda model: None):
+    """One logical batch of 12 micro-batches; of these, the given ones are watched.
+
+    Returns:
+        The number of those that were back-propagated before it was refused; None if it was not.
+    """
+    coins = iter(int(number not in watched) for number in range(1, 12))
+    secrets = SimpleNamespace(randbelow=lambda _: next(coins))
+    monkeypatch.setattr("quietgrad.engine.batch.secrets", secrets)
+    model = Net(lambda net, x: net.last(net.first(x)))
+    engine = attach(model, samples(24), physical_batch_size=2, verification="once")
+    done = 0
+    try:
+        for (x,) in next(engine.batches()):
+            before(model, x)
+            engine.backward(squares(model, x))
+            after(model)
+            done += 1
+    except UnsupportedOperationError:
+        with pytest.raises(EngineStateError):
+            engine.step()
+        return done
+    engine.step()
+    return None
+
+
+def write(model, x):
+    model.kept = model.first.weight.detach().clone()
+    model.first.weight.data += x.mean()
+
+
+def put_back(model):
+    if hasattr(model, "kept"):
+        model.first.weight.data.copy_(model.kept)
+
+
+def test_weights_that_are_other_ones_in_each_micro_batch(monkeypatch):
+    def later(model, x):
+        later.count += 1
+        if later.count > 3:
+            write(model, x)
+
+    for watched, expected in ({7}, 7), ({3, 9}, 3), ({1, 2, 10}, 10):
+        later.count = 0
+        assert train_in_many(monkeypatch, watched, later, put_back) == expected
+
+
+def test_weights_that_are_other_ones_from_one_micro_batch_to_the_next(monkeypatch):
+    def alternate(model):
+        alternate.count += 1
+        if alternate.count % 2:
+            write(model, samples(1))
+        else:
+            put_back(model)
+
+    alternate.count = 0
+    assert train_in_many(monkeypatch, {5}, after=alternate) == 5
+
+
+def test_weights_that_stay_as_they_are(monkeypatch):
+    assert train_in_many(monkeypatch, range(1, 12)) is None
+    assert train_in_many(monkeypatch, ()) is None

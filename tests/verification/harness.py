@@ -202,6 +202,7 @@ def unguarded() -> Iterator[None]:
             (verification.Verifier, "verify", _settle),
             (session.Capture, "_refuse_kept_data", *nothing),
             (session.Capture, "require_unwritten", *nothing),
+            (session.Capture, "_refuse_written_weights", *nothing),
             (session.Capture, "_refuse_written_buffers", *nothing),
             (tape.Tape, "_ends", *nothing),  # gradients go wherever they would
             (mode, "check_write", *nothing),

@@ -102,6 +102,19 @@ def spectrum_by_the_largest(x):
     return torch.view_as_real(modes / modes.abs().amax()).flatten(1).mul(9).long().abs() % 128
 
 
+def of_many_one_by_the_largest(x):
+    """One id in 512 depends on another sample."""
+    own = (x * 9).round().long().clamp(-64, 63).repeat(1, 64) + 64
+    return torch.cat([scaled_by_the_largest(x)[:, :1], own[:, 1:]], 1)
+
+
+def of_all_one_by_another(x):
+    """One id of one sample does."""
+    ids = (x * 9).round().long().clamp(-64, 63) + 64
+    ids[5 % len(x), 2] = ids[7 % len(x), 2]
+    return ids
+
+
 class Frozen(nn.Module):
     """A part without parameters that the loop calls without gradients; what it gives are ids."""
 
@@ -132,18 +145,77 @@ def samples_with_an_outlier(count=16):
     return x
 
 
-@pytest.mark.parametrize("function", [scaled_by_the_largest, spectrum_by_the_largest])
-def test_ids_of_a_frozen_part_that_depend_on_the_largest_sample(function):
-    model, x = Tokens(function), samples_with_an_outlier()
+def sum_of_tokens(function, count=16):
+    model, x = Tokens(function), samples_with_an_outlier(count)
 
     def losses():
         with torch.no_grad():
             ids = model.tokenizer(x)
         return model(ids)
 
+    qg.clipped_sum(model, losses)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        scaled_by_the_largest,
+        spectrum_by_the_largest,
+        of_many_one_by_the_largest,
+        of_all_one_by_another,
+    ],
+)
+def test_ids_of_a_frozen_part_that_depend_on_another_sample(function):
     for _ in range(6):
         with pytest.raises(SampleMixingError):
-            qg.clipped_sum(model, losses)
+            sum_of_tokens(function)
+
+
+def test_ids_of_a_frozen_part_that_depend_on_the_number_of_samples():
+    with pytest.raises(SampleMixingError, match="number of samples"):
+        sum_of_tokens(lambda x: (x.abs().round().long() + len(x)) % 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ids_of_the_nearest_entry_are_not_refused(dtype):
+    torch.manual_seed(0)
+    encoder, entries = nn.Linear(8, 256 * 16).to(dtype), torch.randn(128, 16, dtype=dtype)
+
+    def nearest(x):
+        h = torch.tanh(encoder(x.to(dtype))).view(-1, 16)
+        return (h @ entries.mT - entries.square().sum(1) / 2).argmax(1).view(len(x), -1)
+
+    for count in (12, 33):
+        sum_of_tokens(nearest, count)
+
+
+class Labelling(nn.Module):
+    """Returns outputs, and labels for them: one sample gets that of another."""
+
+    def __init__(self, one, other):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.pair = nn.Linear(16, 16), (one, other)
+
+    def forward(self, x):
+        h, (one, other) = self.layer(x), self.pair
+        labels = x.argmax(1)
+        labels[one % len(x)] = x[other % len(x)].argmax()
+        return h, labels
+
+
+@pytest.mark.parametrize("pair", [(0, 11), (2, 1), (7, 9)], ids=str)
+def test_one_label_that_is_that_of_another_sample(pair):
+    x = torch.eye(16)  # every sample has a label of its own
+
+    def losses(model):
+        return nn.functional.cross_entropy(*model(x), reduction="none")
+
+    model = Labelling(*pair)
+    with pytest.raises(SampleMixingError):
+        qg.clipped_sum(model, lambda: losses(model))
+    own = Labelling(3, 3)
+    qg.clipped_sum(own, lambda: losses(own))
 
 
 class Largest(nn.Module):

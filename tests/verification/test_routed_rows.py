@@ -72,6 +72,30 @@ def by_a_permutation(h):
     return h + 0.5 * h.detach()[torch.randperm(len(h))]
 
 
+def if_draws_are(low, high, draw):
+    """Mixes where the mean of what is drawn is between these."""
+
+    def between(h):
+        return by_the_mean(h) if low < draw(h).mean() < high else h
+
+    return between
+
+
+def uniform(h):
+    return torch.rand(len(h))
+
+
+GATES = {
+    "small": if_draws_are(0.0, 0.1, uniform),
+    "middling": if_draws_are(0.4, 0.6, uniform),
+    "large": if_draws_are(0.9, 1.0, uniform),
+    "middling, of the same shape": if_draws_are(0.4, 0.6, torch.rand_like),
+    "middling, between bounds": if_draws_are(4, 6, lambda h: torch.empty(len(h)).uniform_(0, 10)),
+    "small, normal": if_draws_are(-9, -1, torch.randn_like),
+    "large, normal": if_draws_are(11, 19, lambda h: torch.empty(len(h)).normal_(10, 2)),
+}
+
+
 class RoutedWithDropout(nn.Module):
     def __init__(self, between):
         super().__init__()
@@ -152,4 +176,13 @@ def test_mixing_beside_dropout_is_refused(kind, mixing):
     with pytest.raises(SampleMixingError):
         for _ in range(12):  # what happens by chance may not happen at once
             qg.per_sample_grads(model, lambda: model(*batch))
+    assert not qg.check(model, batch, lambda model, batch: model(*batch)).ok
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("kind", [RoutedWithDropout, MaskedWithDropout])
+def test_mixing_that_many_draws_together_switch_on(kind, gate):
+    model, batch = kind(gate), samples_of(0)
+    with pytest.raises(SampleMixingError):
+        qg.per_sample_grads(model, lambda: model(*batch))
     assert not qg.check(model, batch, lambda model, batch: model(*batch)).ok

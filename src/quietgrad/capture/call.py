@@ -1,25 +1,133 @@
-"""One intercepted operation, as a rule sees it."""
+"""One intercepted operation, as a rule sees it, and what a tensor in it stands for."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from quietgrad.capture.layout import Layout, SiteKey
 from quietgrad.capture.operations import is_in_place, operation_name
-from quietgrad.capture.parameters import MakeFactor, Target, Use, is_spread_over_samples
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.gather import Gather
+from quietgrad.factors.pullback import Pullback, Pulled
 
 if TYPE_CHECKING:
     from quietgrad.capture.tape import Site, Tape
+
+
+MakeFactor = Callable[..., Factor]
+
+
+class Target(Protocol):
+    """A tensor with respect to which a rule gives factors: a parameter or something derived."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters behind this tensor."""
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        """The factor of parameter ``name``, given this tensor's."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTarget:
+    """The parameter itself."""
+
+    name: str
+    shape: torch.Size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one parameter."""
+        return (self.name,)
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        """Nothing lies in between."""
+        _refuse_other_shape(name, factor, self.shape)
+        return factor
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Rows ``ids`` of a table, looked up without any data: positions, token types."""
+
+    table: Tensor
+    ids: Tensor
+    padding: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A tensor computed from parameters (and constants) alone.
+
+    Which entry of a parameter it was computed from may have been chosen by data (``is_chosen``):
+    one matrix of many, for an expert or for a sample. If several are joined, each is its sample's.
+    Where ids were looked up on the way it is ``isometric`` only if all of ``lookups`` are distinct.
+    """
+
+    tensor: Tensor
+    sources: dict[str, Tensor]
+    isometric: bool = False
+    lookups: tuple[Tensor, ...] = ()
+    lookup: Lookup | None = None
+    broadcast_from: Tensor | None = None
+    is_chosen: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All parameters this tensor was computed from."""
+        return tuple(self.sources)
+
+    def pull(self, name: str, factor: Factor) -> Factor:
+        """Through the computation, back to one of its parameters."""
+        _refuse_other_shape(name, factor, self.tensor.shape)
+        isometric = self.isometric and all(map(_are_distinct, self.lookups))
+        return Pulled(factor, Pullback(self.tensor, self.sources[name], isometric))
+
+
+def _are_distinct(ids: Tensor) -> bool:
+    return bool(ids.unique().numel() == ids.numel())
+
+
+def _refuse_other_shape(name: str, factor: Factor, shape: torch.Size) -> None:
+    """A gradient of another shape than what it belongs to would be summed as something else."""
+    if factor.shape != shape:
+        raise UnsupportedOperationError(
+            f"parameter '{name}': its gradients were captured with shape {tuple(factor.shape)}, "
+            f"and what they belong to has shape {tuple(shape)}. It is used in a way (perhaps "
+            "broadcast, or changed in size) for which there is no exact rule. Expand it to its "
+            "full shape before it is used, or freeze it with requires_grad_(False)."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One target at one site, and how the target's factor is made there."""
+
+    target: Target
+    make: MakeFactor
+
+
+def is_spread_over_samples(target: Target, batch: int) -> bool:
+    """Whether a tensor is a parameter repeated once per sample, along a dimension of size one."""
+    if batch == 1 or not isinstance(target, Derived) or target.broadcast_from is None:
+        return False
+    sizes = aligned_sizes(target.broadcast_from.shape, target.tensor.shape)
+    return any(after != before and after % batch == 0 for before, after in sizes)
+
+
+def aligned_sizes(before: torch.Size, after: torch.Size) -> list[tuple[int, int]]:
+    """Sizes of a tensor before and after it was broadcast, dimension by dimension."""
+    padded = (1,) * (len(after) - len(before)) + tuple(before)
+    return list(zip(padded, after, strict=True))
 
 
 def current_checkpoint() -> Any:
@@ -213,11 +321,6 @@ def gather_rows(
 def sum_to_shape(layout: Layout, grad: Tensor, *_: Tensor, shape: torch.Size) -> Factor:
     """The factor of a tensor of this shape, which was broadcast."""
     return Dense(layout.unbroadcast(to_float32(grad), shape))
-
-
-def is_differentiable(tensor: Tensor) -> bool:
-    """Whether gradients of it exist."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def as_computed(tensor: Tensor, output: Tensor) -> Tensor:

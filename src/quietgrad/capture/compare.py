@@ -264,7 +264,7 @@ def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     """
     if left.shape != right.shape:
         return False
-    if not _has_digits(left) or torch.equal(left, right):
+    if not has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
     return _is_within(left, right, _tolerance(left, bits))
 
@@ -280,8 +280,9 @@ def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     """Whether runs of different sizes gave the same: kernels round far more differently then."""
     if left.squeeze().shape != right.squeeze().shape:
         return False
-    if not _has_digits(left):
-        # A rounding error may carry a few across the border between two whole numbers.
+    if not has_digits(left):
+        # A rounding error may carry a few across the border between two whole numbers. Whether
+        # samples are mixed is not told by this: they are replaced in runs of the same size.
         return int(left.squeeze().ne(right.squeeze()).sum()) <= _ROUNDED * left.numel()
     return _is_within(left, right.reshape(left.shape), _tolerance_across_sizes(left, bits))
 
@@ -296,7 +297,7 @@ def agree_by_sample(
     """
     if left.shape != right.shape:
         return False
-    if not _has_digits(left) or torch.equal(left, right):
+    if not has_digits(left) or torch.equal(left, right):
         return torch.equal(left, right)
     ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
     apart, size, other = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones, others))
@@ -333,7 +334,8 @@ def _tolerance_across_sizes(tensor: Tensor, bits: int) -> float:
     return {64: 1e-8, 32: 1e-3}.get(min(bits, torch.finfo(tensor.dtype).bits), 0.1)
 
 
-def _has_digits(tensor: Tensor) -> bool:
+def has_digits(tensor: Tensor) -> bool:
+    """Whether its entries are rounded: real or complex, not whole numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 

@@ -17,9 +17,15 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map
 
-from quietgrad.capture.call import Call
+from quietgrad.capture.call import (
+    Call,
+    Derived,
+    Lookup,
+    ParameterTarget,
+    Target,
+    aligned_sizes,
+)
 from quietgrad.capture.operations import classify, leave_transforms
-from quietgrad.capture.parameters import Derived, Lookup, ParameterTarget, Target, aligned_sizes
 from quietgrad.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -303,15 +304,16 @@ class SteadyDraws(DrawMode):
 
     Args:
         singles: what was drawn of single values, in order.
-        is_high: whether numbers come from the high end of what is possible.
+        share: of what is possible, how much is below the numbers. A model may do something only if
+            they are small, large or neither, so one is not enough: see `STEADY_SHARES`.
         steer: changes single values that are not among them.
     """
 
     def __init__(
-        self, singles: Sequence[Tensor] = (), *, is_high: bool, steer: Steer | None = None
+        self, singles: Sequence[Tensor] = (), *, share: float, steer: Steer | None = None
     ) -> None:
         super().__init__(steer)
-        self._singles, self._is_high = iter(singles), is_high
+        self._singles, self._share = iter(singles), share
         self._given: dict[Key, Tensor] = {}  # what checkpointing computes again gets the same
 
     def give(self, key: Key, source: _Source, fresh: Tensor) -> Tensor:
@@ -328,9 +330,10 @@ class SteadyDraws(DrawMode):
         if key[0] in _PERMUTATIONS:
             return torch.arange(len(fresh), device=fresh.device).roll(1)
         # What is drawn around something is that, so that what it depends on shows.
+        given = () if _name_of(key[0]).endswith("_like") else self._arguments
         around = [
             each
-            for each in self._arguments
+            for each in given
             if isinstance(each, Tensor) and each.is_floating_point() and each is not fresh
         ]
         if around and key[0] not in _DROPOUTS and around[0].shape == fresh.shape:
@@ -341,7 +344,21 @@ class SteadyDraws(DrawMode):
             return torch.full_like(fresh, fresh.dtype is torch.bool)
         if "bernoulli" in str(key[0]):
             return torch.full_like(fresh, 0.5)  # a part of what is kept and of what is not
-        return torch.full_like(fresh, 0.95 if self._is_high else 0.05)
+        return torch.full_like(fresh, _quantile(key[0], self._arguments, self._share))
+
+
+STEADY_SHARES = (0.05, 0.5, 0.95)
+"""At both ends, and in the middle."""
+
+
+def _quantile(func: Any, args: tuple[Any, ...], share: float) -> float:
+    """The number that this share of such draws is below, if they are uniform or normal."""
+    name = _name_of(func)
+    # The bounds of the one, mean and deviation of the other.
+    first, second = args[1:3] if name in ("uniform_", "normal_") and len(args) > 2 else (0.0, 1.0)
+    if name in ("randn", "randn_like", "normal_"):
+        return float(first + second * NormalDist().inv_cdf(share))
+    return float(first + share * (second - first))
 
 
 def list_singles(recorded: DrawRecorder) -> list[Tensor]:

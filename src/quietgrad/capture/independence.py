@@ -31,10 +31,12 @@ from quietgrad.capture.compare import (
     agree_by_sample,
     coarsest_bits,
     find_largest,
+    has_digits,
     leaves,
     tensors_in,
 )
 from quietgrad.capture.draws import (
+    STEADY_SHARES,
     ConstantDraws,
     DrawMode,
     DrawRecorder,
@@ -341,10 +343,10 @@ class _Examination:
         return None if run is None else recorder
 
     def _list_with_steady_draws(self) -> Iterator[_Examination]:
-        """The same with draws that are the same for every row, at both ends."""
+        """The same with draws that are the same for every row: small, middling and large ones."""
         singles = [] if self._recorded_draws is None else list_singles(self._recorded_draws)
-        for is_high in (False, True):
-            steady = partial(SteadyDraws, singles, is_high=is_high)
+        for share in STEADY_SHARES:
+            steady = partial(SteadyDraws, singles, share=share)
             yield _Examination(self.recorded, self.layout, steady)
 
     def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
@@ -379,6 +381,12 @@ class _Examination:
             if tensor.is_floating_point() and tensor.ndim > dim and tensor.shape[dim] == batch:
                 return score_samples(tensor, batch, dim)
         return None
+
+    @property
+    def _gives_whole(self) -> bool:
+        """Whether whole numbers are returned: ids, masks, places."""
+        assert self._call.returned is not None
+        return not all(map(has_digits, leaves(self._call.returned)))
 
     @cached_property
     def is_sizable(self) -> bool:
@@ -432,12 +440,13 @@ class _Examination:
         """What some sample notices of another one, where these masks tell every two apart.
 
         Gradients are compared of those of the first one. In a large batch it takes half as long to
-        leave others out as to replace them.
+        leave others out as to replace them; but kernels round otherwise for fewer samples, so that
+        whole numbers, and what has no gradient, are told for sure by replacing alone.
         """
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        if self.recorded.batch > _FEW:
+        if self.recorded.batch > _FEW and self._call.with_gradients and not self._gives_whole:
             for number, samples in enumerate(self._list_companies([first, *masks])):
                 is_same = self._is_same_for(
                     samples, drawn, backward=not number, with_constants=False
@@ -638,7 +647,8 @@ class _Examination:
         self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
     ) -> OutputComparison:
         known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
-        has_whole = not self._call.with_gradients  # what a frozen part gives may be ids
+        # What a frozen part gives may be ids, which are not to depend on the number of samples.
+        has_whole = not self._call.with_gradients
         return OutputComparison(
             known, batch, count, old, new, samples, self._bits, is_alike, has_whole
         )

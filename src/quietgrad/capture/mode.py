@@ -15,7 +15,7 @@ from torch.overrides import (
 )
 from torch.utils._pytree import tree_map
 
-from quietgrad.capture.call import Call, Frame
+from quietgrad.capture.call import Call, Derived, Frame, Target, is_spread_over_samples
 from quietgrad.capture.compare import tensors_in
 from quietgrad.capture.derivation import derive, derive_complex, run_on_entries
 from quietgrad.capture.operations import (
@@ -29,12 +29,7 @@ from quietgrad.capture.operations import (
     leave_transforms,
     unwrap,
 )
-from quietgrad.capture.parameters import (
-    Derived,
-    ParameterTable,
-    Target,
-    is_spread_over_samples,
-)
+from quietgrad.capture.parameters import ParameterTable
 from quietgrad.capture.refusals import check_operation, check_write, refuse_unusual_layouts
 from quietgrad.capture.rules.fallback import run_per_sample
 from quietgrad.errors import QuietgradError

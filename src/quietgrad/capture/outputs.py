@@ -16,6 +16,7 @@ from quietgrad.capture.compare import (
     agree,
     agree_across_sizes,
     agree_throughout,
+    has_digits,
     leaves,
 )
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
@@ -39,8 +40,8 @@ class OutputComparison:
 
     Samples ``old`` of the first are samples ``new`` of the second. Sample ``i`` of the second is
     sample ``samples[i]`` of the first, or a copy of it. Kernels round differently unless both are
-    alike in the sizes of all operations. Whole numbers are compared across sizes if ``has_whole``:
-    places of rows and the like depend on the number of samples, and no loss gets a gradient.
+    alike in the sizes of all operations. Whole numbers are compared across sizes if ``has_whole``,
+    but for a few; otherwise not, for places of rows and the like depend on the number of samples.
     """
 
     known: Sequence[OutputLayout]
@@ -170,7 +171,7 @@ class OutputComparison:
         )
 
     def _is_compared(self, tensor: Tensor) -> bool:
-        return self.has_whole or tensor.is_floating_point() or tensor.is_complex()
+        return self.has_whole or has_digits(tensor)
 
     def _agree_of_fewer(self, left: Tensor, right: Tensor, bits: int) -> bool:
         return not self._is_compared(left) or agree_across_sizes(left, right, bits)

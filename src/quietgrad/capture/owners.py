@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.capture.choice import random_order
+from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout, is_multiple
 from quietgrad.factors.routed import list_slots
 
@@ -58,7 +59,7 @@ class OwnedLayout(Layout):
 
     def _spoil(self, rows: Tensor) -> Tensor:
         """Rows by sample, those of broken samples as what is not a number."""
-        if self.broken is None or not (rows.is_floating_point() or rows.is_complex()):
+        if self.broken is None or not has_digits(rows):
             return rows
         return rows.masked_fill(self.broken.view(-1, *[1] * (rows.ndim - 1)), torch.nan)
 

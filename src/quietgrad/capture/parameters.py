@@ -1,4 +1,4 @@
-"""What a tensor is: a trainable parameter, computed from such alone, a buffer, a constant, data."""
+"""What a tensor is: a trainable parameter, a buffer, a constant, or data."""
 
 from __future__ import annotations
 
@@ -7,124 +7,18 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.call import ParameterTarget
+from quietgrad.capture.compare import has_digits, is_equal, leaves, parse_output, tensors_in
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Factor, Stamp, version_of
-from quietgrad.factors.pullback import Pullback, Pulled
-
-MakeFactor = Callable[..., Factor]
+from quietgrad.factors.base import Stamp, version_of
 
 _DIGESTED_AT_ONCE = 2**26  # bytes
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
-
-
-class Target(Protocol):
-    """A tensor with respect to which a rule gives factors: a parameter or something derived."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters behind this tensor."""
-
-    def pull(self, name: str, factor: Factor) -> Factor:
-        """The factor of parameter ``name``, given this tensor's."""
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterTarget:
-    """The parameter itself."""
-
-    name: str
-    shape: torch.Size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The one parameter."""
-        return (self.name,)
-
-    def pull(self, name: str, factor: Factor) -> Factor:
-        """Nothing lies in between."""
-        _refuse_other_shape(name, factor, self.shape)
-        return factor
-
-
-@dataclass(frozen=True, eq=False)
-class Lookup:
-    """Rows ``ids`` of a table, looked up without any data: positions, token types."""
-
-    table: Tensor
-    ids: Tensor
-    padding: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class Derived:
-    """A tensor computed from parameters (and constants) alone.
-
-    Which entry of a parameter it was computed from may have been chosen by data (``is_chosen``):
-    one matrix of many, for an expert or for a sample. If several are joined, each is its sample's.
-    Where ids were looked up on the way it is ``isometric`` only if all of ``lookups`` are distinct.
-    """
-
-    tensor: Tensor
-    sources: dict[str, Tensor]
-    isometric: bool = False
-    lookups: tuple[Tensor, ...] = ()
-    lookup: Lookup | None = None
-    broadcast_from: Tensor | None = None
-    is_chosen: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All parameters this tensor was computed from."""
-        return tuple(self.sources)
-
-    def pull(self, name: str, factor: Factor) -> Factor:
-        """Through the computation, back to one of its parameters."""
-        _refuse_other_shape(name, factor, self.tensor.shape)
-        isometric = self.isometric and all(map(_are_distinct, self.lookups))
-        return Pulled(factor, Pullback(self.tensor, self.sources[name], isometric))
-
-
-def _are_distinct(ids: Tensor) -> bool:
-    return bool(ids.unique().numel() == ids.numel())
-
-
-def _refuse_other_shape(name: str, factor: Factor, shape: torch.Size) -> None:
-    """A gradient of another shape than what it belongs to would be summed as something else."""
-    if factor.shape != shape:
-        raise UnsupportedOperationError(
-            f"parameter '{name}': its gradients were captured with shape {tuple(factor.shape)}, "
-            f"and what they belong to has shape {tuple(shape)}. It is used in a way (perhaps "
-            "broadcast, or changed in size) for which there is no exact rule. Expand it to its "
-            "full shape before it is used, or freeze it with requires_grad_(False)."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Use:
-    """One target at one site, and how the target's factor is made there."""
-
-    target: Target
-    make: MakeFactor
-
-
-def is_spread_over_samples(target: Target, batch: int) -> bool:
-    """Whether a tensor is a parameter repeated once per sample, along a dimension of size one."""
-    if batch == 1 or not isinstance(target, Derived) or target.broadcast_from is None:
-        return False
-    sizes = aligned_sizes(target.broadcast_from.shape, target.tensor.shape)
-    return any(after != before and after % batch == 0 for before, after in sizes)
-
-
-def aligned_sizes(before: torch.Size, after: torch.Size) -> list[tuple[int, int]]:
-    """Sizes of a tensor before and after it was broadcast, dimension by dimension."""
-    padded = (1,) * (len(after) - len(before)) + tuple(before)
-    return list(zip(padded, after, strict=True))
 
 
 class ParameterTable:
@@ -344,19 +238,27 @@ class WeightWatch:
     """Finds weights in training that are written while the samples of a batch are out.
 
     Between batches they are the user's to load.
+
+    Attributes:
+        is_thorough: whether writes to them in this micro-batch show that torch does not count.
     """
 
     def __init__(self, table: ParameterTable) -> None:
-        self._table = table
+        self._table, self.is_thorough = table, False
         self._seen: dict[str, tuple[Tensor, int, int]] = {}
         self._stamp: Stamp | None = None
 
-    def begin(self, *, thorough: bool) -> None:
-        """A batch is handed out. If ``thorough``, writes that torch does not count show as well."""
+    def begin(self) -> None:
+        """A batch is handed out."""
         weights = self._table.trainable()
         self._seen = {n: (w, version_of(w), w.data_ptr()) for n, w in weights.items()}
-        self._stamp = Stamp(*(weight.detach() for weight in weights.values())) if thorough else None
-        if self._stamp is not None:
+        self._stamp = None
+
+    def watch(self, *, thorough: bool) -> None:
+        """A micro-batch is handed out. If ``thorough``, writes that torch does not count show."""
+        self.is_thorough = thorough
+        if thorough and self._stamp is None:
+            self._stamp = Stamp(*(weight.detach() for weight, *_ in self._seen.values()))
             self._stamp.seal()
 
     def find_written(self, *, thorough: bool = True) -> str | None:
@@ -373,7 +275,7 @@ class WeightWatch:
 
     def end(self) -> None:
         """The batch is over."""
-        self._seen, self._stamp = {}, None
+        self._seen, self._stamp, self.is_thorough = {}, None, False
 
 
 def _is_compared(buffer: Tensor) -> bool:
@@ -523,8 +425,7 @@ def _is_shared(tensor: Tensor, batch: int) -> bool:
 
 def counts_up(tensor: Tensor) -> bool:
     """Whether it is made of numbers of positions, one after the other."""
-    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
-    is_counting = is_whole and tensor.dtype != torch.bool
+    is_counting = not has_digits(tensor) and tensor.dtype != torch.bool
     return is_counting and bool((tensor.flatten().diff() == 1).all())
 
 

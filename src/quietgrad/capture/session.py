@@ -232,12 +232,29 @@ class Capture:
         return now
 
     def begin_batch(self, *, thorough: bool) -> None:
-        """A logical batch is handed out: weights are not to be written until its step."""
-        self._weights.begin(thorough=thorough)
+        """A logical batch is handed out: weights are not to be written until its step.
+
+        If its first micro-batch is watched ``thorough``ly, writes that torch does not count show.
+        """
+        self._weights.begin()
+        self._weights.watch(thorough=thorough)
+
+    def continue_batch(self, *, thorough: bool) -> None:
+        """Its next micro-batch is handed out, if nothing was written since."""
+        self.require_unwritten(thorough=thorough)
+        self._weights.watch(thorough=thorough)
 
     def require_unwritten(self, *, thorough: bool = True) -> None:
         """Refuse buffers and weights that were written while the samples of a batch were out."""
         self._refuse_written_buffers()
+        self._refuse_written_weights(thorough=thorough)
+
+    def begin_backward(self) -> None:
+        """Refuse losses of weights that may be put back before anything else is compared."""
+        if self._weights.is_thorough:
+            self._refuse_written_weights(thorough=True)
+
+    def _refuse_written_weights(self, *, thorough: bool) -> None:
         name = self._weights.find_written(thorough=thorough)
         if name is not None:
             raise raw_data_refusal(name)

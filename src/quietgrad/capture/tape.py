@@ -23,10 +23,11 @@ from quietgrad.factors.base import Factor, Stamp, real_parts
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
+    from quietgrad.capture.call import Derived, Target, Use
     from quietgrad.capture.collation import Collation
     from quietgrad.capture.layout import LayoutTable, SiteKey
     from quietgrad.capture.owners import OwnedLayout
-    from quietgrad.capture.parameters import Derived, Provenance, Target, Use
+    from quietgrad.capture.parameters import Provenance
     from quietgrad.capture.repetition import ModelCall
 
 

@@ -299,6 +299,7 @@ class PrivacyEngine:
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
                 sink, keep = self._watch(reducer, size)
                 with self._violations.watched(), explain_memory_errors(size):
+                    self._capture.begin_backward()
                     if self._momentum is not None:
                         self._momentum.backward(self._capture, losses, sink)
                     else:
@@ -547,7 +548,6 @@ class PrivacyEngine:
         finally:
             self._batch.end()
             self._capture.begin()  # a forward from here on has nothing to do with this batch
-
 
     def _check_sums(self, samples: int) -> None:
         """Before anything is released: that nothing is open, and no sum longer than it can be."""

@@ -250,10 +250,18 @@ class Stamp:
         for place, (tensor, version) in enumerate(self._seen):
             if version_of(tensor) != version:
                 return place
-        for place, before in enumerate(self._contents or ()):
-            if not torch.equal(before.nan_to_num(), content_of(self._seen[place][0]).nan_to_num()):
-                return place
-        return None
+        differs = [
+            before.nan_to_num().ne(content_of(tensor).nan_to_num()).any()
+            for before, (tensor, _) in zip(self._contents or (), self._seen, strict=False)
+        ]
+        # The host waits for every answer of a device: it is asked once.
+        together = (
+            torch.stack([each for each in differs if each.device == device])
+            for device in {each.device for each in differs}
+        )
+        if not any(bool(each.any()) for each in together):
+            return None
+        return next(place for place, each in enumerate(differs) if each)
 
 
 class TensorFactor(Factor):

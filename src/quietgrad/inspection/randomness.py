@@ -29,8 +29,8 @@ class Randomness:
     Args:
         samples: how many there are.
         devices: with generators of their own.
-        is_steady: whether draws are the same for every row instead, so that it does not matter
-            which rows a sample has.
+        steady: if it is given, draws are the same for every row instead, above this share of what
+            is possible, so that it does not matter which rows a sample has.
 
     Attributes:
         is_low: which of the two the next run is.
@@ -41,7 +41,7 @@ class Randomness:
     """
 
     def __init__(
-        self, samples: int, devices: tuple[torch.device, ...] = (), *, is_steady: bool = False
+        self, samples: int, devices: tuple[torch.device, ...] = (), *, steady: float | None = None
     ) -> None:
         self.is_low, self.has_single, self.saw_autocast = True, False, False
         self.has_several = False
@@ -54,10 +54,8 @@ class Randomness:
                 np.random.seed(is_low)  # noqa: NPY002  models draw from it
                 random.seed(is_low)
                 steer = partial(_steer, is_low)
-                steady = partial(SteadyDraws, is_high=not is_low, steer=steer)
-                self._draws[is_low] = RepeatableDraws(
-                    samples, devices, steer, self._note, steady if is_steady else None
-                )
+                same = None if steady is None else partial(SteadyDraws, share=steady, steer=steer)
+                self._draws[is_low] = RepeatableDraws(samples, devices, steer, self._note, same)
 
     @property
     def draws(self) -> RepeatableDraws:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_callable, require_count
-from quietgrad.capture.draws import preserve_randomness
+from quietgrad.capture.draws import STEADY_SHARES, preserve_randomness
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
 from quietgrad.errors import QuietgradError
@@ -173,10 +173,12 @@ def _run_steadily(
     Rows may belong to samples in any order and number, so that a sample's draws are at other places
     when others are replaced.
     """
-    steady = replace(subject, is_steady=True, answers={})
-    again, covered_again = _run_checks(steady, lambda name: None)
-    if any(finding.verdict is Severity.FAULT for finding in again):
-        return findings, covered
+    for share in STEADY_SHARES:
+        steady = replace(subject, steady=share, answers={})
+        steady.randomness.has_single = subject.randomness.has_single
+        again, covered_again = _run_checks(steady, lambda name: None)
+        if any(finding.verdict is Severity.FAULT for finding in again):
+            return findings, covered
     names = ", ".join(sorted(subject.randomness.names))
     note = (
         f"draws ({names}) were the same for every row: which rows are a sample's depends on the "

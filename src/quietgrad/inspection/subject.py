@@ -236,7 +236,8 @@ class Subject:
         clipping: as in training.
         groups: as in training.
         strategy: as in training.
-        is_steady: whether draws are the same for every row.
+        steady: of draws that are the same for every row, the share of what is possible that they
+            are above; None if they are as in training.
         answers: to questions that are asked once.
     """
 
@@ -249,7 +250,7 @@ class Subject:
     clipping: Clipping
     groups: tuple[Group, ...]
     strategy: Strategy
-    is_steady: bool = False
+    steady: float | None = None
     answers: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @property
@@ -279,7 +280,7 @@ class Subject:
     def randomness(self) -> Randomness:
         """Makes draws repeatable, and remembers what there was of them."""
         devices = find_devices(self.original)
-        return Randomness(self.count, devices, is_steady=self.is_steady)
+        return Randomness(self.count, devices, steady=self.steady)
 
     def losses(self, model: nn.Module, places: Sequence[int]) -> Tensor:
         """The losses of some samples, by a copy of the model, with repeatable draws."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quietgrad.capture.call import Call
+from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule, variants
 from quietgrad.factors.base import Dense, Factor, to_float32
@@ -34,7 +35,7 @@ def elementwise(call: Call, *args: Any, **kwargs: Any) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     # A number beside tensors takes their type, and must still do so as a tensor of copies.
-    types = [t.dtype for t in tensors if t.ndim and (t.is_floating_point() or t.is_complex())]
+    types = [t.dtype for t in tensors if t.ndim and has_digits(t)]
     dtype = reduce(torch.promote_types, types) if types else None
     args, kwargs = _with_copies(call, (args, kwargs), shape, dtype)
     return call.function(*args, **kwargs)

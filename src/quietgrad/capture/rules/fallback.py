@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from quietgrad.capture.call import Call, is_differentiable
+from quietgrad.capture.call import Call
+from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import HiddenFunction
 from quietgrad.capture.owners import OwnedLayout
@@ -84,7 +85,7 @@ def _run(
     shared = tuple(places.index(place) for place in managed)
     operation = _Operation(function, rest, structure, places, shared, _autocast_of(tensors))
     for number, output in enumerate(outputs):
-        if not isinstance(output, Tensor) or not is_differentiable(output):
+        if not isinstance(output, Tensor) or not has_digits(output):
             continue
         own = output.clone()  # the operation may need its output as it is, or have returned a view
         content = content_of(own)
@@ -220,7 +221,7 @@ def _factor(
     if spoiled.any():
         # Zero times what is not a number is none either: others must not spoil these samples.
         given = [
-            t if i in (place, *operation.shared) or not is_differentiable(t) else _fill(t)
+            t if i in (place, *operation.shared) or not has_digits(t) else _fill(t)
             for i, t in enumerate(given)
         ]
         filled = operation.run(given, number)

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quietgrad.capture.call import Call, Uses, as_computed, sum_to_shape
+from quietgrad.capture.call import Call, MakeFactor, Uses, as_computed, sum_to_shape
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.owners import OwnedLayout
-from quietgrad.capture.parameters import MakeFactor
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.outer import Outer

@@ -47,8 +47,11 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
     links: set[tuple[str, ...]] = set()
     selects = orders = False
     for node in list_nodes(losses):
-        _refuse_leaf(node, tape, describe)
-        _refuse_stray(node, tape)
+        name = type(node).__name__
+        if name == "AccumulateGrad":
+            _refuse_leaf(node, tape, describe)
+        elif isinstance(node, torch.autograd.function.BackwardCFunction):
+            _refuse_stray(node, tape)
         children = [
             _label(child, batch, nr) for child, nr in node.next_functions if child is not None
         ]

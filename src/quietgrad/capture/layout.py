@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+_MOST_REMEMBERED = 1 << 14  # lengths of texts may be others in every batch
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,7 @@ def folded_layouts(tensor: Tensor, batch: int) -> list[Layout]:
     return [Layout(batch, dim, major) for dim in multiples for major in (True, False)]
 
 
-@dataclass(frozen=True)
-class SiteKey:
+class SiteKey(NamedTuple):
     """One operation on some parameters in one module: its layout is the same whenever it runs."""
 
     path: str
@@ -147,6 +149,7 @@ class LayoutTable:
     def __init__(self) -> None:
         self.owned: set[SiteKey] = set()
         self._survivors: dict[SiteKey, list[tuple[int, bool]]] = {}
+        self._possible: dict[tuple[SiteKey, torch.Size, range, int], list[Layout]] = {}
 
     def knows(self, key: SiteKey) -> bool:
         """Whether a probe has seen gradients at this operation."""
@@ -154,6 +157,17 @@ class LayoutTable:
 
     def possible(self, key: SiteKey, shape: torch.Size, dims: range, batch: int) -> list[Layout]:
         """The layouts not struck out that fit ``shape``, one for each distinct mapping."""
+        known = self._possible.get((key, shape, dims, batch))
+        if known is None:
+            if len(self._possible) >= _MOST_REMEMBERED:
+                self._possible.clear()
+            known = self._find_possible(key, shape, dims, batch)
+            self._possible[key, shape, dims, batch] = known
+        return known
+
+    def _find_possible(
+        self, key: SiteKey, shape: torch.Size, dims: range, batch: int
+    ) -> list[Layout]:
         fitting = [
             (dim, major)
             for dim, major in self._left(key, dims)
@@ -179,6 +193,8 @@ class LayoutTable:
             for dim, major in self._left(key, dims)
             if not Layout(len(seeds), dim, major).is_refuted(grad, seeds, whole)
         ]
+        if left != self._survivors.get(key):
+            self._possible.clear()
         if left:
             self._survivors[key] = left
         elif whole is None:

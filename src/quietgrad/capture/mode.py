@@ -25,12 +25,16 @@ from quietgrad.capture.operations import (
     classify,
     find_rule,
     find_vmap,
-    is_initialization,
     leave_transforms,
     unwrap,
 )
 from quietgrad.capture.parameters import ParameterTable
-from quietgrad.capture.refusals import check_operation, check_write, refuse_unusual_layouts
+from quietgrad.capture.refusals import (
+    CHECKED,
+    check_operation,
+    check_write,
+    refuse_unusual_layouts,
+)
 from quietgrad.capture.rules.fallback import run_per_sample
 from quietgrad.errors import QuietgradError
 
@@ -88,7 +92,9 @@ class CaptureMode(TorchFunctionMode):
         if operation.is_metadata:
             return func(*args, **kwargs)
         tape = self._current_tape()
-        check_operation(func, args, kwargs, self._path, partial(self._is_free_of_data, tape=tape))
+        if func in CHECKED:
+            is_free = partial(self._is_free_of_data, tape=tape)
+            check_operation(func, args, kwargs, self._path, is_free)
         if operation.is_hook or func == _SET_DATA:
             return self._hook_or_write(func, args, kwargs, tape)
         tape.functions.add(func)
@@ -96,13 +102,14 @@ class CaptureMode(TorchFunctionMode):
             tape.reads_numbers = True
         tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
         # A module that is built in a forward sets up parameters of its own.
-        if is_initialization(func) and not any(map(self._is_of_model, tensors)):
+        if operation.is_initialization and not any(map(self._is_of_model, tensors)):
             return func(*args, **kwargs)
-        known = [t if torch.is_grad_enabled() or self._is_of_model(t) else None for t in tensors]
+        has_gradients = torch.is_grad_enabled()
+        known = [t if has_gradients or self._is_of_model(t) else None for t in tensors]
         targets = [self._target_of(tensor, tape) for tensor in known]
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
-        if not any(targets) or not torch.is_grad_enabled():
+        if not has_gradients or not any(targets):
             return self._run_plain(func, args, kwargs, tensors, targets, tape)
         if operation.ignores_data and self._target_of(args[0], tape) is None:
             return func(*args, **kwargs)  # data that takes its type or shape from a parameter
@@ -286,12 +293,15 @@ class CaptureMode(TorchFunctionMode):
                 output = func(*args, **kwargs)
         else:
             output = func(*args, **kwargs)
+        made = [tensor for tensor in _tensors((output,)) if not tensor.requires_grad]
+        if not made and not written:
+            return output  # with a graph, and so data
         # Without gradients a parameter is a constant like any other.
         constant = operation.makes_constants or all(
             target is not None or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
         )
-        tape.provenance.note(_tensors((output,)), constant=constant)
+        tape.provenance.note(made, constant=constant)
         if written and not constant:
             tape.provenance.note_written(written)
         return output

@@ -108,16 +108,12 @@ _JOINING = frozenset(variants("cat concat concatenate stack hstack vstack".split
 _ARITHMETIC = frozenset(variants("add sub mul div truediv pow multiply divide subtract".split()))
 
 
-def is_initialization(function: TorchFunction) -> bool:
-    """Whether it sets up a parameter, as functions of ``torch.nn.init`` do."""
-    return getattr(function, "__module__", None) == "torch.nn.init"
-
-
 class Operation(NamedTuple):
     """What does not change from call to call: looked up once, for there are many calls."""
 
     is_metadata: bool
     is_hook: bool
+    is_initialization: bool  # sets up a parameter
     reads_numbers: bool
     writes_in_place: bool
     makes_constants: bool
@@ -137,6 +133,7 @@ def classify(function: TorchFunction) -> Operation:
     return Operation(
         is_metadata=function in _METADATA or is_plain_property,
         is_hook=function in _HOOKS,
+        is_initialization=getattr(function, "__module__", None) == "torch.nn.init",
         reads_numbers=function in _NUMBERS,
         writes_in_place=is_in_place(function),
         makes_constants=function in _FACTORIES,

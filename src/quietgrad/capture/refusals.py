@@ -180,7 +180,7 @@ def check_operation(
 
     Statistics of what ``is_free_of_data`` (weights that are standardized) tell nothing of samples.
     """
-    if found := _CHECKS.get(function):
+    if found := CHECKED.get(function):
         checker, names = found
         arguments = dict(zip(names, args, strict=False)) | kwargs
         has_statistics = checker in (_check_batch_norm, _check_instance_norm)
@@ -286,7 +286,7 @@ _INSTANCE_NORM = "input weight bias running_mean running_var use_input_stats mom
 _EMBEDDING = "weight indices padding_idx scale_grad_by_freq sparse"
 
 # How a function is judged, and the names of its arguments, which native ones do not give.
-_CHECKS: dict[Callable[..., Any], tuple[Callable[[dict[str, Any], str], None], list[str]]] = {
+CHECKED: dict[Callable[..., Any], tuple[Callable[[dict[str, Any], str], None], list[str]]] = {
     torch.batch_norm: (_check_batch_norm, _BATCH_NORM.split()),
     torch.native_batch_norm: (_check_batch_norm, _BATCH_NORM.split()),
     torch.instance_norm: (_check_instance_norm, _INSTANCE_NORM.split()),

@@ -407,7 +407,7 @@ class Tape:
             if any(factor.changed() for factors in uses.values() for factor in factors):
                 raise ChangedGradientError(name)
             pulled = [target.pull(name, combine(factors)) for target, factors in uses.items()]
-            self._sink.parameter_done(name, combine(pulled))
+            self._sink.parameter_done(name, pulled[0] if len(pulled) == 1 else combine(pulled))
 
     def _refuse_late(self, names: Iterable[str], site: Site) -> None:
         late = [name for name in names if name in self._done]

@@ -185,6 +185,16 @@ def test_data_written_into_something_new_is_data(forward):
     assert_exact(Net(forward), squares, samples(4))
 
 
+def train_for_long(model):
+    """Until long after something that begins with the sixth call."""
+    engine = attach(model, samples(4), batch_size=4)
+    for _ in range(8):
+        for batch in engine.batches():
+            for (x,) in batch:
+                engine.backward(squares(model, x))
+            engine.step()
+
+
 def test_data_written_into_something_new_does_not_get_into_a_buffer():
     class Model(nn.Module):
         def __init__(self):
@@ -200,17 +210,8 @@ def test_data_written_into_something_new_does_not_get_into_a_buffer():
             return self.layer(x)
 
     model = Model()
-    engine = attach(model, samples(4), batch_size=4)
-
-    def train():
-        for _ in range(8):
-            for batch in engine.batches():
-                for (x,) in batch:
-                    engine.backward(squares(model, x))
-                engine.step()
-
     with pytest.raises(QuietgradError, match="'kept'"):
-        train()
+        train_for_long(model)
 
 
 def test_rows_that_no_sample_has_are_exact():
@@ -292,17 +293,8 @@ def test_samples_do_not_leave_by_another_way(hoard, monkeypatch):
     """Without any verification, as in a step between two of them."""
     monkeypatch.setattr(verification.Schedule, "is_due", lambda self, samples: self._count == 0)
     model = Hoarding(hoard)
-    engine = attach(model, samples(4), batch_size=4)
-
-    def train():
-        for _ in range(8):
-            for batch in engine.batches():
-                for (x,) in batch:
-                    engine.backward(squares(model, x))
-                engine.step()
-
     with pytest.raises(QuietgradError):
-        train()
+        train_for_long(model)
 
 
 def test_a_frozen_weight_may_be_written_with_what_it_holds():

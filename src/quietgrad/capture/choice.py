@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 
 import torch
 from torch import Tensor
+
+# Copies of a sample that are tried together; and of how many samples a batch is small.
+COPIED, FEW = 4, 8
 
 
 def random_order(count: int) -> Tensor:
@@ -72,3 +75,23 @@ def take_several(samples: Tensor, count: int) -> Tensor:
     if len(samples) > 1:
         return samples
     return torch.cat([torch.arange(count).flip(0), torch.tensor([count - 1])])
+
+
+def list_companies(masks: Sequence[Tensor], scores: Tensor | None) -> Iterator[Tensor]:
+    """Some of the samples: those of each mask, and a single one beside copies of another.
+
+    The other one is that with the largest score, and that with the smallest.
+    """
+    for mask in masks:
+        kept = mask.nonzero().flatten()
+        yield kept[random_order(len(kept))]
+    chosen = int(random_order(len(masks[0]))[0])
+    ends = [] if scores is None else [int(scores.argmax()), int(scores.argmin())]
+    for other in (chosen, *ends):
+        yield torch.tensor([chosen, *[other] * (COPIED - 1)])
+
+
+def choose_singles(count: int) -> Tensor:
+    """Masks of single samples: what all others have in common may decide (no padding at all)."""
+    chosen = random_order(count)[: COPIED if count <= FEW else 1]
+    return torch.eye(count, dtype=torch.bool)[chosen]

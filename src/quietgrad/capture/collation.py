@@ -27,8 +27,8 @@ from quietgrad.capture.compare import (
     leaves,
 )
 from quietgrad.capture.draws import ConstantDraws, preserve_randomness
-from quietgrad.capture.independence import RecordedCall, list_factors
-from quietgrad.capture.outputs import Seed, has_one_for_each
+from quietgrad.capture.independence import RecordedCall
+from quietgrad.capture.outputs import Seed, has_one_for_each, list_factors
 from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quietgrad.capture.choice import (
+    COPIED,
+    FEW,
+    choose_singles,
+    list_companies,
     random_order,
     replace_others,
     score_samples,
@@ -33,7 +36,6 @@ from quietgrad.capture.compare import (
     find_largest,
     has_digits,
     leaves,
-    tensors_in,
 )
 from quietgrad.capture.draws import (
     STEADY_SHARES,
@@ -44,9 +46,13 @@ from quietgrad.capture.draws import (
     SteadyDraws,
     list_singles,
 )
-from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
-from quietgrad.capture.outputs import OutputComparison, find_broken, tells_samples_apart
-from quietgrad.capture.parameters import counts_up
+from quietgrad.capture.layout import Layout
+from quietgrad.capture.outputs import (
+    OutputComparison,
+    find_broken,
+    same_factors,
+    tells_samples_apart,
+)
 from quietgrad.capture.refusals import (
     broken_refusal,
     counted_refusal,
@@ -57,29 +63,23 @@ from quietgrad.capture.refusals import (
     raw_data_refusal,
     reordered_refusal,
     unrepeatable_refusal,
+    unseen_refusal,
 )
 from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
 from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
     JoinedInput,
+    change_values,
     copy_arguments,
+    has_joined_rows,
+    list_frozen_layouts,
     list_input_layouts,
-    list_tensors,
-    rebuild_arguments,
-    tells_how_samples_are_joined,
 )
-from quietgrad.capture.tape import TargetFactor
-from quietgrad.errors import QuietgradError, UnsupportedOperationError
-from quietgrad.factors.base import Factor
+from quietgrad.errors import QuietgradError
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
-
-# Copies of a sample that are tried together; and of how many samples a batch is small.
-_COPIED, _FEW = 4, 8
-# Of gradients that are compared entry by entry.
-_FLOATS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         Whether it is called with rows of several samples in one tensor.
     """
     call = recorded.call
-    has_joined = call.with_gradients and _has_joined_rows(call, recorded.batch)
+    has_joined = call.with_gradients and has_joined_rows((call.args, call.kwargs), recorded.batch)
     if recorded.has_owned_rows or has_joined or recorded.was_joined:
         joined = _find_joined(recorded)
         if joined is not None:
@@ -136,7 +136,8 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         # Not a layout in which only something beside them would be exchanged.
         layouts = [layout for layout in layouts if layout.folded]
     if not call.with_gradients:
-        layouts = _list_frozen_layouts(call, layouts)
+        assert call.returned is not None
+        layouts = list_frozen_layouts(layouts, call.arguments, call.returned)
         if not layouts:
             check_single(replace(recorded, batch=1))
             return False
@@ -149,22 +150,6 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
             raise complaint
         return True
     return False
-
-
-def _has_joined_rows(call: ModelCall, batch: int) -> bool:
-    """Whether some tensor has rows for all samples, but no dimension as long as the batch.
-
-    A mask or a table of positions beside the samples has sizes that they have, too.
-    """
-    tensors = list_tensors((call.args, call.kwargs))
-    beside = {size for t in tensors if exact_layouts(t, batch) for size in t.shape}
-    return any(
-        tensor.shape[layout.dim] not in beside and not counts_up(tensor)
-        for tensor in tensors
-        if not exact_layouts(tensor, batch)
-        for layout in folded_layouts(tensor, batch)
-        if layout.dim == 0 or layout.dim < tensor.ndim - 1
-    )
 
 
 def _try_layouts(
@@ -190,27 +175,7 @@ def _try_layouts(
         return complaints[0]
     if not any(output.holds_samples(recorded.batch) for output in recorded.call.outputs):
         return None
-    return UnsupportedOperationError(
-        f"the model ({type(recorded.call.model).__name__}) returns something for each of the "
-        f"{recorded.batch} samples, and nothing that it is called with holds them: it gets them in "
-        "another way (an attribute, a function, an object that cannot be looked into), so that it "
-        "cannot be verified that it keeps them apart. Pass the samples as tensors, or as a list "
-        "with one entry for each."
-    )
-
-
-def _list_frozen_layouts(call: ModelCall, layouts: list[InputLayout]) -> list[InputLayout]:
-    """Of a call without gradients, of which no probe tells where the samples are.
-
-    In the first dimension, if they can be there.
-    """
-    found = [each for each in layouts if not each.main.dim and not each.folded] or [
-        each for each in layouts if _is_before_features(call, each.main)
-    ]
-    if found:
-        return found
-    rows = _count_rows(call)  # a frozen part, called with some of the samples
-    return [InputLayout(Layout(rows))] if rows > 1 else []
+    return unseen_refusal(type(recorded.call.model).__name__, recorded.batch)
 
 
 def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
@@ -232,28 +197,7 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     is_joined = any(each.is_ragged or each.owners.numel() > batch for each in rows.values())
     if not is_joined and not recorded.was_joined:
         return None
-    tensors = list_tensors((recorded.call.args, recorded.call.kwargs))
-    is_complete = all(
-        rows[number].is_in_order or len(tensor) == batch
-        if number in rows
-        else not tells_how_samples_are_joined(tensor, batch)
-        for number, tensor in enumerate(tensors)
-    )
-    return JoinedInput(Layout(batch), rows, is_complete)
-
-
-def _is_before_features(call: ModelCall, layout: Layout) -> bool:
-    """Whether the dimension is not the last one of what it was found in."""
-    sizes = [t.shape for t in call.arguments if t.ndim > layout.dim]
-    return any(len(s) > layout.dim + 1 and s[layout.dim] % layout.batch == 0 for s in sizes)
-
-
-def _count_rows(call: ModelCall) -> int:
-    """The number of rows in what a call returned, if something that it was given has as many."""
-    assert call.returned is not None
-    rows = [len(tensor) for tensor in leaves(call.returned) if tensor.ndim]
-    given = {len(tensor) for tensor in call.arguments if tensor.ndim}
-    return next((count for count in rows if count in given), 1)
+    return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, batch)
 
 
 def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
@@ -264,7 +208,7 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
     examination = _Examination(recorded, InputLayout(Layout(1)))
     everyone = torch.arange(1)
     examination.require_repeatable()
-    others: list[Choose] = [partial(_change_values, scale=scale) for scale in (1, 8, 0)]
+    others: list[Choose] = [partial(change_values, scale=scale) for scale in (1, 8, 0)]
     if earlier is not None:
         others.append(lambda _: copy_arguments(earlier))
     for choose in others:
@@ -272,21 +216,6 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
         if other is not None:
             examination.refuse_kept_data(other)
     examination.require_repeatable()
-
-
-def _change_values(arguments: Arguments, *, scale: int) -> Arguments:
-    """Another sample, made of the values of this one in reverse."""
-
-    def change(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            is_row = isinstance(part, (list, np.ndarray)) and next(tensors_in(part), None) is None
-            return part[::-1] if is_row else None
-        changed = part.detach().flatten().flip(0).view(part.shape)
-        # Ids must stay valid; zero is one of them.
-        changed = changed * scale if part.is_floating_point() or not scale else changed
-        return changed.requires_grad_(part.requires_grad)
-
-    return rebuild_arguments(arguments, change)
 
 
 class _Examination:
@@ -362,7 +291,7 @@ class _Examination:
         if not is_same:
             return self._explain(mixed_refusal(self._kind))
         alone = kept.nonzero().flatten()
-        alone = alone[random_order(len(alone))][: None if is_new else _COPIED]
+        alone = alone[random_order(len(alone))][: None if is_new else COPIED]
         complaint = self._find_place_dependence(alone, backward=is_new or not in_whole)
         if complaint is None and is_first:
             # Draws that depend on values are others for samples that are replaced.
@@ -446,8 +375,8 @@ class _Examination:
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
             self.run(self._unchanged, self._everyone, drawn, backward=False)
-        if self.recorded.batch > _FEW and self._call.with_gradients and not self._gives_whole:
-            for number, samples in enumerate(self._list_companies([first, *masks])):
+        if self.recorded.batch > FEW and self._call.with_gradients and not self._gives_whole:
+            for number, samples in enumerate(list_companies([first, *masks], self._scores)):
                 is_same = self._is_same_for(
                     samples, drawn, backward=not number, with_constants=False
                 )
@@ -464,32 +393,13 @@ class _Examination:
             return self._explain_place()
         return None
 
-    def _list_companies(self, masks: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Some of the samples: those of each mask, and a single one beside copies of another."""
-        for mask in masks:
-            kept = mask.nonzero().flatten()
-            yield kept[random_order(len(kept))]
-        chosen = int(random_order(self.recorded.batch)[0])
-        others = [chosen]
-        if self._scores is not None:
-            others += [int(self._scores.argmax()), int(self._scores.argmin())]
-        for other in others:
-            yield torch.tensor([chosen, *[other] * (_COPIED - 1)])
-
     def _mixes_any(self, masks: Sequence[Tensor]) -> bool:
         """Whether some of these samples notice that the others are replaced."""
-        batch = self.recorded.batch
-        # What all samples have in common may decide (no padding at all): copies of single ones.
-        count = _COPIED if batch <= _FEW else 1
-        singles = torch.eye(batch, dtype=torch.bool)[random_order(batch)[:count]]
-        alone = singles[0]
+        singles = choose_singles(self.recorded.batch)
+        ends = ((singles[0], True), (singles[0], False))
         return not all(
             self._replace_others(kept, backward=False, largest=largest)
-            for kept, largest in [
-                (alone, True),
-                (alone, False),
-                *((each, None) for each in (*masks, *singles)),
-            ]
+            for kept, largest in (*ends, *((each, None) for each in (*masks, *singles)))
         )
 
     def _is_same_for(
@@ -677,28 +587,7 @@ class _Examination:
         same = partial(
             agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
         )
-        doubtful: set[str] = set()
-        for key in before.keys() | run.factors.keys():
-            ones, others = before.get(key, []), run.factors.get(key, [])
-            if ones is None or others is None:
-                continue
-            # Rows of the same sample may be at another site of the same kind in each run.
-            if len(ones) != len(others) or any(each.is_owned for each in (*ones, *others)):
-                doubtful.update(name for each in (*ones, *others) for name in each.target.names)
-                continue
-            for one, other in zip(ones, others, strict=True):
-                verdict = _is_same_factor(one.select(old), other.select(new), same)
-                # With fewer samples another one may be at the first of several alike sites.
-                if verdict is False and run.is_alike and torch.equal(old, new):
-                    return False
-                doubtful.update(() if verdict else one.target.names)
-        doubtful -= run.unknown
-        # Rows of a broken sample have no owner that could be told.
-        is_whole = ~self._is_broken[old]
-        pair = old[is_whole], new[is_whole]
-        return all(
-            _is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful)
-        )
+        return same_factors(before, run, old, new, same, self._is_broken)
 
     @cached_property
     def _is_broken(self) -> Tensor:
@@ -717,51 +606,3 @@ class _Examination:
             return True
         assert call.returned is not None
         return tells_samples_apart(call.returned, call.outputs, self.recorded.batch)
-
-
-def _is_same_factor(
-    one: TargetFactor, other: TargetFactor, same: Callable[[Tensor, Tensor], bool]
-) -> bool | None:
-    """Whether two factors are made of the same tensors; None if they are of different shapes."""
-    ones, others = one.tensors, other.tensors
-    if [t.shape for t in ones] != [t.shape for t in others]:
-        return None
-    return all(map(same, ones, others))
-
-
-def _is_same_total(
-    name: str,
-    before: Factors,
-    after: Factors,
-    old: Tensor,
-    new: Tensor,
-    same: Callable[[Tensor, Tensor], bool],
-) -> bool:
-    """Whether samples have the same gradients, whichever operations they come from."""
-    ones, others = list_factors(before, name), list_factors(after, name)
-    if not len(old):
-        return True
-    if not ones or not others:
-        samples = old if ones else new
-        squares = [each.select(samples.to(each.device)).sq_norm() for each in ones or others]
-        return not any(bool(each.nan_to_num(0.0).any()) for each in squares)
-    at_once = max(1, _FLOATS_AT_ONCE // max(1, ones[0].shape.numel()))
-    pairs = zip(old.split(at_once), new.split(at_once), strict=True)
-    return all(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
-
-
-def list_factors(factors: Factors, name: str) -> list[Factor]:
-    """All that were made of one parameter's gradients, as its own."""
-    return [
-        target.pull(name, factor)
-        for made in factors.values()
-        for target, factor, _ in made or ()
-        if name in target.names
-    ]
-
-
-def _add_up(factors: Sequence[Factor], samples: Tensor) -> Tensor:
-    first, *others = (factor.select(samples.to(factor.device)).materialize() for factor in factors)
-    for other in others:
-        first = first + other
-    return first

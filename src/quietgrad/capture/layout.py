@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quietgrad.capture.compare import has_digits
+
 _MOST_REMEMBERED = 1 << 14  # lengths of texts may be others in every batch
 
 
@@ -110,6 +112,12 @@ def _sum_to(tensor: Tensor, shape: Iterable[int]) -> Tensor:
     """Sum ``tensor[N, *dims]`` over those of its dims that are 1 in ``shape``."""
     dims = [i + 1 for i, size in enumerate(shape) if size == 1 and tensor.shape[i + 1] != 1]
     return tensor.sum(dims, keepdim=True) if dims else tensor
+
+
+def counts_up(tensor: Tensor) -> bool:
+    """Whether it is made of numbers of positions, one after the other."""
+    is_counting = not has_digits(tensor) and tensor.dtype != torch.bool
+    return is_counting and bool((tensor.flatten().diff() == 1).all())
 
 
 def exact_layouts(tensor: Tensor, batch: int) -> list[Layout]:

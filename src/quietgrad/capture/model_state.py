@@ -52,9 +52,10 @@ _OTHERS = frozenset(vars(nn.Module())) - {"_non_persistent_buffers_set"}
 _REBOUND = ("training", "_buffers", "_parameters")  # the others that are put back
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _SIMPLE = (*_PLAIN, np.generic, Decimal, Fraction)
-_VALUES = (Tensor, np.ndarray, bytearray, array, memoryview, *_SIMPLE)
+_BYTES = (bytearray, array, memoryview)
+_ARRAYS = (np.ndarray, *_BYTES)
+_VALUES = (Tensor, *_ARRAYS, *_SIMPLE)
 _NUMBERS = (float, complex, bytes, np.inexact, Decimal, Fraction)
-_ARRAYS = (np.ndarray, bytearray, array, memoryview)
 _CONTAINERS = (list, tuple, deque, set, frozenset, OrderedDict, dict, MappingProxyType)
 _MAPPINGS = (OrderedDict, dict, MappingProxyType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -192,7 +193,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _items_of_callable(value: Any) -> Iterator[tuple[str, Any]]:
     """What a function closes over and what its defaults are; what is applied to it already."""
-    if _is(value, FunctionType) and not _is_foreign(value.__module__):
+    if _is_own_function(value):
         names = value.__code__.co_freevars
         yield from ((f".{n}", c) for n, c in zip(names, value.__closure__ or (), strict=False))
         yield ".__defaults__", value.__defaults__
@@ -245,22 +246,20 @@ def _find_bindings(model: nn.Module) -> Iterator[_Binding]:
     ]
     for kind, name, value in defined:
         function = getattr(value, "__func__", value)  # of static and class methods
-        is_own = _is(function, FunctionType) and not _is_foreign(function.__module__)
+        is_own = _is_own_function(function)
         if is_own or (not name.startswith("__") and _is_state(value)):
             yield _Binding(f"{kind.__name__}.{name}", kind, name, function if is_own else value)
     read = dict.fromkeys(
         (id(variables), name)
-        for function in functions
-        if not _is_foreign(function.__module__)
+        for function in filter(_is_own_function, functions)
         for variables, name in _globals_read(function)
     )
     by_id = {id(function.__globals__): function.__globals__ for function in functions}
     for place, name in read:
         variables = by_id.get(place, {})
         value = variables.get(name)
-        is_own = _is(value, FunctionType) and not _is_foreign(value.__module__)
-        if name in variables and (is_own or _is_state(value)):
-            yield _Binding(f"global '{name}'", variables, name, variables[name])
+        if name in variables and (_is_own_function(value) or _is_state(value)):
+            yield _Binding(f"global '{name}'", variables, name, value)
 
 
 def _globals_read(function: Any, seen: frozenset[int] = frozenset()) -> Iterator[tuple[Any, str]]:
@@ -274,8 +273,7 @@ def _globals_read(function: Any, seen: frozenset[int] = frozenset()) -> Iterator
     for name in _global_names(function.__code__):
         yield globals_, name
         other = globals_.get(name)
-        is_near = _is(other, FunctionType) and not _is_foreign(other.__module__)
-        if is_near and id(other) not in seen and len(seen) < _DEEPEST:
+        if _is_own_function(other) and id(other) not in seen and len(seen) < _DEEPEST:
             yield from _globals_read(other, seen | {id(function)})
 
 
@@ -290,6 +288,10 @@ def _is_foreign(module: str | None) -> bool:
     """Whether it is defined in an installed library and not in the user's code."""
     top = str(module).partition(".")[0]
     return top in _LIBRARIES or top in sys.stdlib_module_names
+
+
+def _is_own_function(value: Any) -> bool:
+    return _is(value, FunctionType) and not _is_foreign(value.__module__)
 
 
 def _is_state(value: Any) -> bool:
@@ -329,16 +331,15 @@ class AttributeWatch:
 
     def begin(self, *, looking: bool) -> None:
         """A forward is about to run; ``looking`` if :meth:`find_data` will be called after it."""
-        self._before = None
-        if looking:
-            values = find_values(self._model, iterators=True)
-            self._before = {name: _mark(value) for name, value in values}
+        self._before = self._mark_all() if looking else None
 
     def begin_backward(self) -> None:
         """A backward pass is about to run, in which hooks may keep gradients."""
         if self._before is not None:
-            values = find_values(self._model, iterators=True)
-            self._backward = {name: _mark(value) for name, value in values}
+            self._backward = self._mark_all()
+
+    def _mark_all(self) -> dict[str, Any]:
+        return {name: _mark(value) for name, value in find_values(self._model, iterators=True)}
 
     def reset_known(self) -> None:
         """Empty what every forward sets anew."""
@@ -421,7 +422,7 @@ def _mark(value: Any) -> Any:
         return _Same(value), version_of(value)
     if _is(value, np.ndarray):
         return _Same(value), 0 if _holds_objects(value) else _digest(value)
-    if _is(value, (bytearray, array, memoryview)):
+    if _is(value, _BYTES):
         return _Same(value), bytes(value)
     return type(value), _copy_entries(value) if _is(value, _CONTAINERS) else value
 
@@ -528,7 +529,7 @@ def _copy_value(value: Any) -> Any:
         if _holds_objects(value):
             return None
         return value.copy() if value.size <= _MOST_COMPARED else _digest(value)
-    if _is(value, (bytearray, array, memoryview)):
+    if _is(value, _BYTES):
         return bytes(value)
     return _copy_entries(value) if _is(value, _CONTAINERS) else value
 

@@ -1,11 +1,14 @@
-"""Where the samples are in what a model returned, and whether two runs agree about them."""
+"""Where the samples are in what a model returned, and whether two runs agree about them.
+
+Also whether they agree about the samples' gradients, by the factors that these are made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +24,14 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
 from quietgrad.capture.owners import OwnedLayout, match_rows
+
+if TYPE_CHECKING:
+    from quietgrad.capture.repetition import Execution, Factors
+    from quietgrad.capture.tape import TargetFactor
+    from quietgrad.factors.base import Factor
+
+# Of gradients that are compared entry by entry.
+_FLOATS_AT_ONCE = 2**24
 
 Known = list[OutputLayout | None]
 """What probes have found out about each tensor that was returned, if anything."""
@@ -269,3 +280,89 @@ def _divide(node: Branch, rows: Known) -> list[Known]:
         parts.append(rows[start:end])
         start = end
     return parts
+
+
+# -- gradients -----------------------------------------------------------------------------------
+
+Same = Callable[[Tensor, Tensor], bool]
+"""Whether two tensors with one row for each sample are the same but for rounding."""
+
+
+def same_factors(
+    before: Factors, run: Execution, old: Tensor, new: Tensor, same: Same, broken: Tensor
+) -> bool:
+    """Whether samples ``old`` of a call got the same gradients as samples ``new`` of a repeat.
+
+    Args:
+        before: the factors of the call.
+        run: the repeat.
+        old: samples of the call.
+        new: the same ones in the repeat.
+        same: compares what factors are made of.
+        broken: the samples ``[B]`` of the call with losses that are not finite.
+    """
+    doubtful: set[str] = set()
+    for key in before.keys() | run.factors.keys():
+        ones, others = before.get(key, []), run.factors.get(key, [])
+        if ones is None or others is None:
+            continue
+        # Rows of the same sample may be at another site of the same kind in each run.
+        if len(ones) != len(others) or any(each.is_owned for each in (*ones, *others)):
+            doubtful.update(name for each in (*ones, *others) for name in each.target.names)
+            continue
+        for one, other in zip(ones, others, strict=True):
+            verdict = _is_same_factor(one.select(old), other.select(new), same)
+            # With fewer samples another one may be at the first of several alike sites.
+            if verdict is False and run.is_alike and torch.equal(old, new):
+                return False
+            doubtful.update(() if verdict else one.target.names)
+    doubtful -= run.unknown
+    # Rows of a broken sample have no owner that could be told.
+    pair = old[~broken[old]], new[~broken[old]]
+    return all(_is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful))
+
+
+def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> bool | None:
+    """Whether two factors are made of the same tensors; None if they are of different shapes."""
+    ones, others = one.tensors, other.tensors
+    if [t.shape for t in ones] != [t.shape for t in others]:
+        return None
+    return all(map(same, ones, others))
+
+
+def _is_same_total(
+    name: str,
+    before: Factors,
+    after: Factors,
+    old: Tensor,
+    new: Tensor,
+    same: Same,
+) -> bool:
+    """Whether samples have the same gradients, whichever operations they come from."""
+    ones, others = list_factors(before, name), list_factors(after, name)
+    if not len(old):
+        return True
+    if not ones or not others:
+        samples = old if ones else new
+        squares = [each.select(samples.to(each.device)).sq_norm() for each in ones or others]
+        return not any(bool(each.nan_to_num(0.0).any()) for each in squares)
+    at_once = max(1, _FLOATS_AT_ONCE // max(1, ones[0].shape.numel()))
+    pairs = zip(old.split(at_once), new.split(at_once), strict=True)
+    return all(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
+
+
+def list_factors(factors: Factors, name: str) -> list[Factor]:
+    """All that were made of one parameter's gradients, as its own."""
+    return [
+        target.pull(name, factor)
+        for made in factors.values()
+        for target, factor, _ in made or ()
+        if name in target.names
+    ]
+
+
+def _add_up(factors: Sequence[Factor], samples: Tensor) -> Tensor:
+    first, *others = (factor.select(samples.to(factor.device)).materialize() for factor in factors)
+    for other in others:
+        first = first + other
+    return first

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.call import ParameterTarget
-from quietgrad.capture.compare import has_digits, is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.layout import counts_up
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
 from quietgrad.factors.base import Stamp, version_of
 
@@ -421,12 +422,6 @@ def _is_shared(tensor: Tensor, batch: int) -> bool:
         one_row = tensor.ndim > 1 and tensor.shape[0] == 1 < batch
         return one_row and not tensor.is_floating_point()
     return tensor.numel() == 1 or counts_up(tensor)
-
-
-def counts_up(tensor: Tensor) -> bool:
-    """Whether it is made of numbers of positions, one after the other."""
-    is_counting = not has_digits(tensor) and tensor.dtype != torch.bool
-    return is_counting and bool((tensor.flatten().diff() == 1).all())
 
 
 def _has_room(tensor: Tensor, batch: int) -> bool:

@@ -236,6 +236,17 @@ def raw_data_refusal(name: str) -> UnsupportedOperationError:
     )
 
 
+def unseen_refusal(kind: str, batch: int) -> UnsupportedOperationError:
+    """What is said of a model that gets its samples in a way that nobody sees."""
+    return UnsupportedOperationError(
+        f"the model ({kind}) returns something for each of the "
+        f"{batch} samples, and nothing that it is called with holds them: it gets them in "
+        "another way (an attribute, a function, an object that cannot be looked into), so that it "
+        "cannot be verified that it keeps them apart. Pass the samples as tensors, or as a list "
+        "with one entry for each."
+    )
+
+
 def kept_data_refusal(name: str) -> UnsupportedOperationError:
     """What is said of an attribute that keeps something of the samples."""
     return UnsupportedOperationError(

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.compare import (
+    Node,
     attributes_of,
     is_list_of,
-    is_same,
+    leaves,
     lists_of,
     slots_of,
     tensors_in,
 )
-from quietgrad.capture.layout import Layout, exact_layouts, folded_layouts
+from quietgrad.capture.layout import Layout, counts_up, exact_layouts, folded_layouts
 from quietgrad.capture.owners import OwnedLayout
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -67,14 +68,14 @@ class InputLayout:
         def choose(tree: Any) -> Any:
             nonlocal seen
             if id(tree) in self.shared:
-                return _copied(tree)
+                return copy_part(tree)
             if isinstance(tree, Tensor):
                 seen += 1
                 return _as_leaf(self._select(tree.detach(), samples, is_first=seen == 1), tree)
             if isinstance(tree, np.ndarray):
                 return self._select_array(tree, places)
             if isinstance(tree, (list, tuple, deque, array)) and self._is_per_sample(tree):
-                return _like(tree, [_copied(tree[place]) for place in places])
+                return _like(tree, [copy_part(tree[place]) for place in places])
             return None
 
         return lambda arguments: rebuild_arguments(arguments, choose)
@@ -120,6 +121,17 @@ class JoinedInput:
     main: Layout
     rows: Mapping[int, OwnedLayout]
     is_complete: bool = False
+
+    @staticmethod
+    def of(arguments: Arguments, rows: Mapping[int, OwnedLayout], batch: int) -> JoinedInput:
+        """Arguments in which these rows are the samples', by number among the tensors."""
+        is_complete = all(
+            rows[number].is_in_order or len(tensor) == batch
+            if number in rows
+            else not _tells_how_samples_are_joined(tensor, batch)
+            for number, tensor in enumerate(list_tensors(arguments))
+        )
+        return JoinedInput(Layout(batch), rows, is_complete)
 
     @property
     def batch(self) -> int:
@@ -170,7 +182,7 @@ class JoinedInput:
         return tensor.clone() if rows is None else rows.select(tensor, samples)
 
 
-def tells_how_samples_are_joined(tensor: Tensor, batch: int) -> bool:
+def _tells_how_samples_are_joined(tensor: Tensor, batch: int) -> bool:
     """Whether it may hold offsets, lengths or edges, and not one entry for each sample."""
     if tensor.is_floating_point() or not tensor.ndim:
         return False
@@ -189,7 +201,8 @@ def copy_tensor(tensor: Tensor) -> Tensor:
     return _as_leaf(tensor.detach().clone(), tensor)
 
 
-def _copied(entry: Any) -> Any:
+def copy_part(entry: Any) -> Any:
+    """A part of arguments whose tensors nobody else can write to."""
     return rebuild(entry, lambda tree: copy_tensor(tree) if isinstance(tree, Tensor) else None)
 
 
@@ -213,6 +226,21 @@ def copy_arguments(arguments: Arguments) -> Arguments:
         return part.copy() if isinstance(part, np.ndarray) else None
 
     return rebuild_arguments(arguments, own)
+
+
+def change_values(arguments: Arguments, *, scale: int) -> Arguments:
+    """Another sample, made of the values of this one in reverse."""
+
+    def change(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            is_row = isinstance(part, (list, np.ndarray)) and next(tensors_in(part), None) is None
+            return part[::-1] if is_row else None
+        changed = part.detach().flatten().flip(0).view(part.shape)
+        # Ids must stay valid; zero is one of them.
+        changed = changed * scale if part.is_floating_point() or not scale else changed
+        return changed.requires_grad_(part.requires_grad)
+
+    return rebuild_arguments(arguments, change)
 
 
 def rebuild(tree: Any, choose: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -297,53 +325,6 @@ def _like(entries: Any, children: list[Any]) -> Any:
     return children
 
 
-class ConstantArguments:
-    """Finds arguments that stay the same while samples change: scales, sizes, matrices.
-
-    They may be as long as a batch by chance.
-    """
-
-    _LARGEST = 4096  # entries; what is larger is not looked at
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[int, int], Any] = {}
-
-    def find(self, calls: Sequence[Any]) -> frozenset[int]:
-        """By id, the parts of these calls' arguments that were the same in the calls before.
-
-        Nothing can be told of a call whose first tensor was the same, too: its samples may be.
-        """
-        parts, known = self._parts(calls), self._before
-        same = {place for place in parts if place in known and is_same(parts[place], known[place])}
-        return frozenset(
-            id(part)
-            for place, part in parts.items()
-            if place in same and (place[0], 0) in known and (place[0], 0) not in same
-        )
-
-    def note(self, calls: Sequence[Any]) -> None:
-        """These were the arguments of a micro-batch."""
-        found = self._parts(calls)
-        self._before = {place: _copied(part) for place, part in found.items()}
-
-    def _parts(self, calls: Sequence[Any]) -> dict[tuple[int, int], Any]:
-        found: list[Any] = []
-
-        def note(part: Any) -> None:
-            if isinstance(part, Tensor):
-                found.append(part if part.numel() <= self._LARGEST else part.flatten()[:1])
-            elif isinstance(part, (list, tuple, np.ndarray)):
-                is_plain = next(tensors_in(part), None) is None
-                found.extend([part] if is_plain and len(part) <= self._LARGEST else [])
-
-        parts: dict[tuple[int, int], Any] = {}
-        for number, call in enumerate(calls):
-            found.clear()
-            rebuild_arguments((call.args, call.kwargs), note)
-            parts |= {(number, place): part for place, part in enumerate(found)}
-        return parts
-
-
 def list_input_layouts(arguments: Arguments, batch: int) -> list[InputLayout]:
     """Those that are possible for these arguments, the most natural ones first."""
     each = (*arguments[0], *arguments[1].values())
@@ -399,3 +380,45 @@ def _of_tensors(arguments: list[Tensor], batch: int) -> list[InputLayout]:
         found += [InputLayout(layout, squares_are_shared=True) for layout in exact]
     found += [InputLayout(layout, folded=True) for layout in folded]
     return list(dict.fromkeys(found))
+
+
+def list_frozen_layouts(
+    layouts: Sequence[InputLayout], arguments: Sequence[Tensor], returned: Node
+) -> list[InputLayout]:
+    """Of a call without gradients, of which no probe tells where the samples are.
+
+    In the first dimension, if they can be there; otherwise in one that is not the last of what it
+    was found in. A frozen part may be called with some of the samples: as many as what it returns
+    has rows, if something that it was given has as many.
+    """
+    found = [each for each in layouts if not each.main.dim and not each.folded] or [
+        each for each in layouts if _is_before_features(arguments, each.main)
+    ]
+    if found:
+        return found
+    given = {len(tensor) for tensor in arguments if tensor.ndim}
+    rows = (len(tensor) for tensor in leaves(returned) if tensor.ndim)
+    count = next((count for count in rows if count in given), 1)
+    return [InputLayout(Layout(count))] if count > 1 else []
+
+
+def _is_before_features(arguments: Sequence[Tensor], layout: Layout) -> bool:
+    """Whether the dimension is not the last one of what it was found in."""
+    sizes = [t.shape for t in arguments if t.ndim > layout.dim]
+    return any(len(s) > layout.dim + 1 and s[layout.dim] % layout.batch == 0 for s in sizes)
+
+
+def has_joined_rows(arguments: Arguments, batch: int) -> bool:
+    """Whether some tensor has rows for all samples, but no dimension as long as the batch.
+
+    A mask or a table of positions beside the samples has sizes that they have, too.
+    """
+    tensors = list_tensors(arguments)
+    beside = {size for t in tensors if exact_layouts(t, batch) for size in t.shape}
+    return any(
+        tensor.shape[layout.dim] not in beside and not counts_up(tensor)
+        for tensor in tensors
+        if not exact_layouts(tensor, batch)
+        for layout in folded_layouts(tensor, batch)
+        if layout.dim == 0 or layout.dim < tensor.ndim - 1
+    )

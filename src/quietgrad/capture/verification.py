@@ -10,18 +10,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import split_samples
 from quietgrad.capture.collation import check_collation
+from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_nodes, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
-from quietgrad.capture.samples import Arguments, ConstantArguments
+from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -69,6 +71,53 @@ class Schedule:
         self._is_due["single"] = False
         if samples > 1:
             self._is_due["several"] = False
+
+
+class ConstantArguments:
+    """Finds arguments that stay the same while samples change: scales, sizes, matrices.
+
+    They may be as long as a batch by chance.
+    """
+
+    _LARGEST = 4096  # entries; what is larger is not looked at
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], Any] = {}
+
+    def find(self, calls: Sequence[Any]) -> frozenset[int]:
+        """By id, the parts of these calls' arguments that were the same in the calls before.
+
+        Nothing can be told of a call whose first tensor was the same, too: its samples may be.
+        """
+        parts, known = self._parts(calls), self._before
+        same = {place for place in parts if place in known and is_same(parts[place], known[place])}
+        return frozenset(
+            id(part)
+            for place, part in parts.items()
+            if place in same and (place[0], 0) in known and (place[0], 0) not in same
+        )
+
+    def note(self, calls: Sequence[Any]) -> None:
+        """These were the arguments of a micro-batch."""
+        found = self._parts(calls)
+        self._before = {place: copy_part(part) for place, part in found.items()}
+
+    def _parts(self, calls: Sequence[Any]) -> dict[tuple[int, int], Any]:
+        found: list[Any] = []
+
+        def note(part: Any) -> None:
+            if isinstance(part, Tensor):
+                found.append(part if part.numel() <= self._LARGEST else part.flatten()[:1])
+            elif isinstance(part, (list, tuple, np.ndarray)):
+                is_plain = next(tensors_in(part), None) is None
+                found.extend([part] if is_plain and len(part) <= self._LARGEST else [])
+
+        parts: dict[tuple[int, int], Any] = {}
+        for number, call in enumerate(calls):
+            found.clear()
+            rebuild_arguments((call.args, call.kwargs), note)
+            parts |= {(number, place): part for place, part in enumerate(found)}
+        return parts
 
 
 class Verifier:

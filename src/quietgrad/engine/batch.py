@@ -146,6 +146,7 @@ class ViolationLatch:
 
     def __init__(self) -> None:
         self._first: str | None = None
+        self.on_violation: Callable[[], None] = lambda: None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -154,6 +155,7 @@ class ViolationLatch:
             yield
         except VIOLATIONS as error:
             self.note(error)
+            self.on_violation()
             raise
 
     def note(self, error: BaseException) -> None:

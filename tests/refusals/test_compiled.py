@@ -498,6 +498,19 @@ def test_a_stance_that_is_taken_back_while_samples_are_out_is_noticed():
 # -- what else takes models ----------------------------------------------------------------------
 
 
+def test_a_compiled_function_that_asks_for_gradients_of_samples_is_refused():
+    model = layers()
+
+    def run(x):
+        return quietgrad.per_sample_grads(model, lambda: squares(model, x))
+
+    with pytest.raises(EngineStateError, match="not compiled"):
+        torch.compile(run, backend="eager")(X)
+    assert not model._forward_pre_hooks
+    plainly = torch.compiler.disable(run)
+    torch.compile(lambda x: plainly(x), backend="eager")(X)
+
+
 @pytest.mark.parametrize("options", OPTIONS[:3])
 def test_functions_and_checks_and_plans(options):
     nested = layers()

@@ -20,6 +20,14 @@ from torch import nn
 
 from quietgrad.errors import EngineStateError, UnsupportedOperationError
 
+_CALLER = (
+    "compiled code called the engine (or a function of quietgrad, or an attached model in training "
+    "mode while no samples are out): a function that torch.compile made, into which torch would "
+    "compile the engine's own work. Compile the model, the loss or a function of one micro-batch "
+    "instead. Call the engine from code that is not compiled; in code that is, call a function "
+    "that torch.compiler.disable(engine.step) made before."
+)
+
 
 def original(model: nn.Module) -> nn.Module:
     """The module that ``torch.compile(module)`` was called with; any other one as it is."""
@@ -32,12 +40,7 @@ def original(model: nn.Module) -> nn.Module:
 def refuse_compiled_caller() -> None:
     """Refuse compiled code as a caller: torch would compile ledger, clipping and noise into it."""
     if torch.compiler.is_compiling() or _compiles_what_is_called():
-        raise EngineStateError(
-            "the engine was called by a function that torch.compile made, into which torch would "
-            "compile the engine's own work. Compile the model, the loss or a function of one "
-            "micro-batch instead; call the engine from code that is not compiled, or as "
-            "torch.compiler.disable(engine.step)()."
-        )
+        raise EngineStateError(_CALLER)
 
 
 def _compiles_what_is_called() -> bool:
@@ -75,12 +78,7 @@ class Uncompiled:
         _STANCE.holders.add(self)
         if not _STANCE.settle():
             _STANCE.holders.discard(self)
-            raise EngineStateError(
-                "a function that torch.compile made contains the training loop itself, or calls "
-                "the model in training mode while no samples are out. Compile the model, the loss "
-                "or a function of one micro-batch instead, and go through engine.batches() in code "
-                "that is not compiled."
-            )
+            raise EngineStateError(_CALLER)
 
     def stop(self) -> None:
         """It is not needed here any more."""

@@ -406,7 +406,7 @@ class _Hook:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
         # Compiled code runs without the hooks: an evaluation, for with samples out there is none.
-        if self.capture is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.capture is None:
             return
         try:
             if output:

@@ -25,9 +25,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
-    "files": 170,
+    "files": 171,  # 170 before compiled models (capture/compiled.py)
     "lines": 40_500,  # 39,500 before accelerators: noise, loading and checkpoints on devices
-    "files in one step": 36,
+    "files in one step": 37,  # 36 before compiled models
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,
     "class names defined twice": 0,

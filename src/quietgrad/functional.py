@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
+from quietgrad.capture.compiled import run_uncompiled
 from quietgrad.capture.model_state import preserve_state
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
@@ -132,6 +133,7 @@ class _Materializer:
         return like_parameter(parameter, self._grads[name])
 
 
+@run_uncompiled()
 def captured_backward(
     model: nn.Module,
     closure: Callable[[], Tensor],

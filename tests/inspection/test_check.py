@@ -185,13 +185,6 @@ def test_a_refusal_in_a_check_is_a_finding(monkeypatch):
     assert [(f.check, f.what) for f in report.faults] == [("sensitivity", "not like this")]
 
 
-def test_compiled_models_get_one_fault_and_no_more():
-    for model in (torch.compile(plain()), nn.Sequential(torch.compile(nn.Linear(D, 3)))):
-        (finding,) = qg.check(model, data(), cross_entropy).findings
-        assert finding.verdict is Severity.FAULT
-        assert "torch.compile" in finding.what
-
-
 def test_a_scalar_loss_is_told_once():
     report = qg.check(plain(), data(), lambda model, batch: cross_entropy(model, batch).mean())
     assert [finding.check for finding in report.faults] == ["loss"]

@@ -152,28 +152,6 @@ def test_torch_is_as_it_was_after_a_forward_also_one_that_failed():
     assert dict(vars(torch.autograd.function._SingleLevelFunction)) == before
 
 
-def test_a_compiled_function_runs_as_it_was_written():
-    compiled = torch.compile(lambda x, weight: (x * weight).tanh(), backend="eager")
-    assert_exact(Net(lambda net, x: compiled(net.first(x), net.vector)), squares, X)
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_layer(backend):
-    torch._dynamo.reset()
-    model = Net(lambda net, x: net.last(net.first(x).tanh()))
-    model.first.compile(backend=backend)
-    try:
-        found = quietgrad.per_sample_grads(model, lambda: squares(model, X))
-    except Exception:
-        assert all(p.grad is None for p in model.parameters())
-    else:
-        for name, expected in one_by_one(model, squares, X).items():
-            torch.testing.assert_close(found[name], expected)
-    finally:
-        torch._dynamo.reset()
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("place", ["1", ""], ids=["a part", "all"])
 def test_a_script_is_refused_before_anything_is_attached(place):

@@ -5,7 +5,6 @@ Also functions that a TorchFunctionMode does not see.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd.function import _SingleLevelFunction
+
+from quietgrad.capture.compiled import Uncompiled
 
 TorchFunction = Callable[..., Any]
 Rule = Callable[..., Any]
@@ -202,7 +203,7 @@ class Interception:
     def __init__(self, find: Callable[[], Handle | None]) -> None:
         self._find = find
         self._own: Any = None
-        self._stance: Any = None
+        self._uncompiled = Uncompiled()
 
     def start(self) -> None:
         """Look at hidden functions from here on."""
@@ -220,18 +221,15 @@ class Interception:
 
         self._own = classmethod(apply)
         _Base.apply, _Scripted.__call__ = self._own, call
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is not None and not torch.compiler.is_compiling():
-            self._stance = dynamo.set_stance("force_eager")
+        self._uncompiled.start()
 
     def stop(self) -> None:
         """Leave torch as it was."""
         if self._own is not None and vars(_Base).get("apply") is self._own:
             del _Base.apply
             _Scripted.__call__ = _call_scripted
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-        self._own = self._stance = None
+        self._own = None
+        self._uncompiled.stop()
 
 
 # -- torch.vmap ----------------------------------------------------------------------------------

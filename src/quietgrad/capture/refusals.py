@@ -87,11 +87,6 @@ def refuse_unusable(model: nn.Module) -> None:
                 f"{_name_module(path)} is a ScriptModule, whose "
                 "operations cannot be seen. Attach the model as it was before torch.jit."
             )
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            raise UnsupportedOperationError(
-                f"{_name_module(path)} was compiled with torch.compile, "
-                "which hides its operations. Attach the model before compilation, uncompiled."
-            )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise TrainableSetError(

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from quietgrad.capture.call import Frame
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
+from quietgrad.capture.compiled import Uncompiled, refuse_compiled_backward
 from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
@@ -90,7 +91,7 @@ class Capture:
         self._provenance.note_held(held)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
-        self._interception = Interception(self._mode.handle_hidden)
+        self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
         self._model, self._devices = model, find_devices(model)
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
         self.picks_rows = False  # whether the last backward pass met rows in any order
@@ -145,8 +146,21 @@ class Capture:
         """Begin a recording for ``batch`` samples; what ran before, interrupted too, is forgotten.
 
         None if no samples are out. With ``verify`` the coming backward pass first verifies that
-        samples are independent, also as they were put together by ``collation``.
+        samples are independent, also as they were put together by ``collation``. Until
+        :meth:`rest`, whatever torch.compile made runs as it was written.
         """
+        self._switch_off()
+        if batch is None:
+            self._uncompiled.stop()
+        else:
+            self._uncompiled.start()
+        self._begin(batch, verify=verify, collation=collation)
+
+    def rest(self) -> None:
+        """Nothing more will be captured of these samples: compiled code runs compiled again."""
+        self._uncompiled.stop()
+
+    def _begin(self, batch: int | None, *, verify: bool, collation: Collation | None) -> None:
         self._switch_off()
         self._is_capturing = self._is_paused = self._is_repeating = False
         if batch is None:
@@ -169,6 +183,7 @@ class Capture:
         """
         tape, collation = self._tape, self._tape.collation
         check_losses(losses, tape.batch)
+        refuse_compiled_backward()
         if not self._when():
             raise StrayGradientError(
                 "the model is in eval mode: its forward was not captured, and nothing was "
@@ -196,7 +211,7 @@ class Capture:
                 parameter.grad = None
             raise
         finally:
-            self.begin(tape.batch, verify=tape.verify, collation=collation)
+            self._begin(tape.batch, verify=tape.verify, collation=collation)
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it since :meth:`begin`."""
@@ -304,6 +319,8 @@ class Capture:
             self._is_capturing = False
             failed = output is None and sys.exception() is not self._handled
             call, self._call = self._call, None
+            if failed and isinstance(sys.exception(), QuietgradError):
+                self.rest()
             if call is not None and not failed:
                 probe = self._tape.running_probe
                 call.end(output, lambda tensor: OutputLayout(tensor, probe))
@@ -405,7 +422,8 @@ class _Hook:
         self.capture, self._path = capture, path
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
-        if self.capture is None:
+        # Compiled code runs without the hooks: an evaluation, for with samples out there is none.
+        if torch.compiler.is_compiling() or self.capture is None:
             return
         try:
             if output:

@@ -151,6 +151,7 @@ class ViolationLatch:
 
     def __init__(self) -> None:
         self._first: str | None = None
+        self.on_violation: Callable[[], None] = lambda: None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -159,6 +160,7 @@ class ViolationLatch:
             yield
         except VIOLATIONS as error:
             self.note(error)
+            self.on_violation()
             raise
 
     def note(self, error: BaseException) -> None:

@@ -17,6 +17,7 @@ from quietgrad._checks import require_count
 from quietgrad._files import replace_file
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
+from quietgrad.capture.compiled import original, refuse_compiled_caller
 from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
@@ -159,6 +160,7 @@ class PrivacyEngine:
         verification: Frequency = "default",
         seed: int | None = None,
     ) -> None:
+        model = original(model)
         refuse_distributed(model)
         check_optimizer(optimizer)
         schedule = Schedule(verification)
@@ -257,6 +259,7 @@ class PrivacyEngine:
             require_usable=self._require_usable,
         )
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
+        self._violations.on_violation = self._capture.rest
         try:
             self._update = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum)
         except QuietgradError:
@@ -291,6 +294,7 @@ class PrivacyEngine:
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
         """
+        refuse_compiled_caller()
         with self._exclusive:
             self._require_usable()
             with self._batch.adding() as size:
@@ -306,6 +310,7 @@ class PrivacyEngine:
                         self._capture.backward(losses() if callable(losses) else losses, sink)
                     reducer.finish()
                 self._batch.add(reducer)
+                self._capture.rest()
                 keep()
 
     def step(self) -> None:
@@ -313,6 +318,7 @@ class PrivacyEngine:
 
         Noise is added to every trainable parameter, whether or not a sample used it.
         """
+        refuse_compiled_caller()
         with self._exclusive:
             self._require_usable()
             self._release_batch(self._batch.require_complete())
@@ -520,6 +526,7 @@ class PrivacyEngine:
         return self._diagnostics.watch(self.steps_taken, reducer, samples)
 
     def _require_usable(self) -> None:
+        refuse_compiled_caller()
         self._update.revoke_step()
         refuse_distributed()  # a process group may come later
         self._require_attached()

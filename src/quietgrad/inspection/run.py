@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quietgrad import clipping as clippings
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_callable, require_count
+from quietgrad.capture.compiled import original, run_uncompiled
 from quietgrad.capture.draws import STEADY_SHARES, preserve_randomness
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.clipping import Clipping
@@ -41,6 +42,7 @@ _MOST = 256
 OnCheck = Callable[[str], None]
 
 
+@run_uncompiled()
 def check(
     model: nn.Module,
     batch: Any,
@@ -92,6 +94,7 @@ def check(
     """
     started = time.perf_counter()
     require_usable(model, loss_fn)
+    model = original(model)
     if select is not None:
         require_callable("select", select, "a function of a batch and a list of places, or None")
     if collate_fn is not None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from quietgrad import grouping as groupings
 from quietgrad._checks import require_count, require_number
+from quietgrad.capture.compiled import original, run_uncompiled
 from quietgrad.capture.refusals import refuse_unusable
 from quietgrad.grouping.base import Group, Grouping, Partition, require_positive
 from quietgrad.grouping.styles import AUTO
@@ -30,6 +31,7 @@ from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Strategy
 _NEARLY = 0.95  # of the largest physical batch: not worth more groups
 
 
+@run_uncompiled()
 def plan(
     model: nn.Module,
     batch: Any,
@@ -72,6 +74,7 @@ def plan(
         QuietgradError: the model or the loss cannot be trained privately as they are.
     """
     require_usable(model, loss_fn)
+    model = original(model)
     refuse_unusable(model)
     total = budget(memory)
     on_cpu = any(p.device.type == "cpu" for p in model.parameters())

@@ -1,0 +1,124 @@
+"""What ``torch.compile`` made must run as it was written while it is captured.
+
+Compiled code does not go through the mode that capture is made of. So while samples are out, and
+while a captured forward runs, torch's compiler has the stance "force_eager": the model, a part of
+it, a function in it or the loss runs uncompiled, whatever was compiled and whenever. Whoever needs
+this holds it; when the last one lets go, the stance is what it was before the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+from weakref import WeakSet, finalize
+
+import torch
+from torch import nn
+
+from quietgrad.errors import EngineStateError, UnsupportedOperationError
+
+_CALLER = (
+    "compiled code called the engine (or a function of quietgrad, or an attached model in training "
+    "mode while no samples are out): a function that torch.compile made, into which torch would "
+    "compile the engine's own work. Compile the model, the loss or a function of one micro-batch "
+    "instead. Call the engine from code that is not compiled; in code that is, call a function "
+    "that torch.compiler.disable(engine.step) made before."
+)
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module that ``torch.compile(module)`` was called with; any other one as it is."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    while dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        model = model._orig_mod
+    return model
+
+
+def refuse_compiled_caller() -> None:
+    """Refuse compiled code as a caller: torch would compile ledger, clipping and noise into it."""
+    if torch.compiler.is_compiling() or _compiles_what_is_called():
+        raise EngineStateError(_CALLER)
+
+
+def _compiles_what_is_called() -> bool:
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+
+
+def refuse_compiled_backward() -> None:
+    """Refuse compiled autograd: it traces backward passes, and factors are made in them."""
+    autograd = sys.modules.get("torch._dynamo.compiled_autograd")
+    if autograd is not None and autograd.compiled_autograd_enabled:
+        raise UnsupportedOperationError(
+            "compiled autograd is on, which traces the backward pass instead of running it, and "
+            "per-sample gradients are found in the backward pass. Call the engine's backward() "
+            "outside of compiled autograd; torch.compile of the model itself may stay."
+        )
+
+
+class Uncompiled:
+    """As long as one of these is on, what was compiled runs as it was written.
+
+    One that is dropped without having been switched off does not count any more.
+    """
+
+    def __init__(self) -> None:
+        finalize(self, _STANCE.settle).atexit = False
+
+    def start(self) -> None:
+        """From here on.
+
+        Raises:
+            EngineStateError: compiled code calls this, and it is too late for itself.
+        """
+        _STANCE.holders.add(self)
+        if not _STANCE.settle():
+            _STANCE.holders.discard(self)
+            raise EngineStateError(_CALLER)
+
+    def stop(self) -> None:
+        """It is not needed here any more."""
+        _STANCE.holders.discard(self)
+        _STANCE.settle()
+
+
+@contextmanager
+def run_uncompiled() -> Iterator[None]:
+    """In it what was compiled runs as it was written."""
+    hold = Uncompiled()
+    hold.start()
+    try:
+        yield
+    finally:
+        hold.stop()
+
+
+class _Stance:
+    """The compiler's stance, of which there is one in a process."""
+
+    def __init__(self) -> None:
+        self.holders: WeakSet[Uncompiled] = WeakSet()
+        self._lock = RLock()  # a finalizer may come at any moment
+        self._changed: Any = None  # what puts the stance back
+
+    def settle(self) -> bool:
+        """Make the stance what it is to be; whether that was possible."""
+        if "torch._dynamo" not in sys.modules:
+            return True  # to load it takes a second, and nothing was compiled
+        with self._lock:
+            try:
+                if self.holders and self._changed is None:
+                    self._changed = torch.compiler.set_stance("force_eager")
+                elif not self.holders and self._changed is not None:
+                    self._changed.__exit__(None, None, None)
+                    self._changed = None
+            except RuntimeError:  # compiled code is running: at the next occasion
+                return False
+        return True
+
+
+_STANCE = _Stance()

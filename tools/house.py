@@ -26,7 +26,9 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
     "files": 171,  # 170 before compiled models (capture/compiled.py)
-    "lines": 40_500,  # 39,500 before accelerators: noise, loading and checkpoints on devices
+    # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision) and
+    # compiled models.
+    "lines": 41_800,
     "files in one step": 37,  # 36 before compiled models
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,
@@ -61,8 +63,12 @@ def profile(frame, event, argument):
     if event == "call" and frame.f_code.co_filename.startswith(root):
         files.add(frame.f_code.co_filename[len(root):])
 
-steps = 0
-while steps < 16:  # steps 9 to 15 are not verified, and the kernels are chosen by then
+from quietgrad.capture.verification import Schedule
+
+steps, is_due = 0, Schedule.is_due
+# At random a step may be verified; the kernels are chosen by the tenth.
+Schedule.is_due = lambda self, samples: steps < 10 and is_due(self, samples)
+while steps < 16:
     for batch in engine.batches():
         for x, y in batch:
             engine.backward(F.cross_entropy(model(x), y, reduction="none"))

@@ -312,6 +312,27 @@ REFUSALS = [
         "tests/refusals/test_later_batches.py",
     ),
     _fault(
+        "weights-put-back",
+        "Contents of weights are compared in verified micro-batches only.",
+        "is_watched = is_due or secrets.randbelow(_WATCHED) == 0",
+        "is_watched = is_due",
+        "tests/refusals/test_later_batches.py",
+    ),
+    _fault(
+        "whole-numbers",
+        "Whole numbers are compared with those of fewer samples only, but for a few.",
+        "self._call.with_gradients and not self._gives_whole",
+        "True",
+        "tests/verification/test_large_batches.py",
+    ),
+    _fault(
+        "steady-draws",
+        "Draws that are the same for every row are large or small, and never in between.",
+        "STEADY_SHARES = (0.05, 0.5, 0.95)",
+        "STEADY_SHARES = (0.05, 0.95)",
+        "tests/verification/test_routed_rows.py",
+    ),
+    _fault(
         "stray-step",
         "optimizer.step() outside of the engine is allowed.",
         "if not self._is_due:",

@@ -207,10 +207,16 @@ class ClippedReducer:
                 if self._waiting > _WAITING_BYTES.get(held.device.type, _WAITING_BYTES_ELSEWHERE):
                     self._reduce_ready(is_last=False)
 
-    def finish(self) -> None:
-        """Clip what is left, also the groups in which some parameter was not used at all."""
+    def finish(self, *, settled: bool = True) -> None:
+        """Clip what is left, also the groups in which some parameter was not used at all.
+
+        If not ``settled``, a device is not waited for: the sums are not to be used before
+        :meth:`settle`.
+        """
         self._ready += [i for i, missing in enumerate(self._missing) if missing]
         self._reduce_ready(is_last=True)
+        if settled:
+            self.settle()
 
     @property
     def norms(self) -> Tensor:

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -101,6 +101,14 @@ class PretendTensor(Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"{self.raw!r} on {self.device}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            copied: Tensor = PretendTensor(self.raw.detach().clone(), self.device)
+            is_parameter = isinstance(self, nn.Parameter)
+            copied = nn.Parameter(copied) if is_parameter else copied
+            memo[id(self)] = copied.requires_grad_(self.requires_grad)
+        return memo[id(self)]
 
     def data_ptr(self) -> int:
         return self.raw.data_ptr()

@@ -14,7 +14,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "name", ["engines", pytest.param("commands", marks=pytest.mark.slow), "noise", "chacha20"]
+    "name",
+    ["engines", "features", pytest.param("commands", marks=pytest.mark.slow), "noise", "chacha20"],
 )
 def test_everything_holds_on_a_device(name):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

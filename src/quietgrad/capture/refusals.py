@@ -207,10 +207,19 @@ def check_write(tape: Tape, written: Any, others: Any) -> None:
     name_of = tape.provenance.name_in_model
     kept = [name for tensor in tensors_in(written) if (name := name_of(tensor)) is not None]
     # Module.to() writes a parameter to itself.
-    if kept and any(
+    is_data = any(
         not tape.is_constant(tensor) and name_of(tensor) is None for tensor in tensors_in(others)
-    ):
+    )
+    # A number of Python may have been read from data, as one in an attribute may.
+    if kept and (is_data or (tape.reads_numbers and _has_float(others))):
         raise raw_data_refusal(kept[0])
+
+
+def _has_float(values: Any) -> bool:
+    """Whether an argument is a floating-point number, or one is in a list of them."""
+    if isinstance(values, (list, tuple)):
+        return any(map(_has_float, values))
+    return type(values) is float and values not in (0.0, torch.inf, -torch.inf)  # to clear it
 
 
 def check_replaced_buffers(module: nn.Module, tape: Tape) -> None:

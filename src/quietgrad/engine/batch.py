@@ -419,8 +419,9 @@ class BatchIterator:
         for indices, content in self._accumulator.micro_batches(self._require_usable):
             is_due = self._is_verification_due(len(indices))
             # What goes around torch's count of writes (.data, numpy) may be put back before the
-            # next verification or the step: weights are compared in other micro-batches, too.
-            is_watched = is_due or secrets.randbelow(_WATCHED) == 0
+            # next verification or the step: weights are compared in other micro-batches, too,
+            # where that does not mean to wait for a device.
+            is_watched = is_due or (self._is_on_host() and secrets.randbelow(_WATCHED) == 0)
             if is_first:
                 self._capture.begin_batch(thorough=is_watched)
             else:
@@ -429,6 +430,10 @@ class BatchIterator:
             self._capture.begin(len(indices), verify=is_due, collation=collation)
             is_first = False
             yield content
+
+    def _is_on_host(self) -> bool:
+        trained = self._capture.parameters.trainable().values()
+        return all(parameter.device.type == "cpu" for parameter in trained)
 
     def _collation(self, indices: Sequence[int], content: Any) -> Collation | None:
         """How the micro-batch was collated, if not by torch's default, which pads nothing."""

@@ -308,7 +308,7 @@ class PrivacyEngine:
                         self._momentum.backward(self._capture, losses, sink)
                     else:
                         self._capture.backward(losses() if callable(losses) else losses, sink)
-                    reducer.finish()
+                    reducer.finish(settled=False)
                 self._batch.add(reducer)
                 self._capture.rest()
                 keep()

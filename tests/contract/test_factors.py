@@ -224,6 +224,11 @@ def test_all_ways_to_materialize_give_the_same(kind):
 CONVOLUTIONS = {
     "plain": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 1, transposed=False), 2, 8, 8),
     "strided": (Geometry((3, 2), (2, 0), (1, 2), (0, 0), 1, transposed=False), 1, 11, 10),
+    "one image": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 1, transposed=False), 1, 8, 7),
+    "dilated": (Geometry((2, 3), (1, 2), (3, 2), (0, 0), 1, transposed=False), 1, 13, 11),
+    "steps over it": (Geometry((4, 3), (0, 1), (1, 1), (0, 0), 1, transposed=False), 1, 12, 12),
+    "one long image": (Geometry((3,), (2,), (2,), (0,), 1, transposed=False), 1, 40),
+    "one transposed": (Geometry((2, 3), (1, 0), (1, 2), (1, 2), 1, transposed=True), 1, 4, 5),
     "a long image": (Geometry((2,), (3,), (2,), (0,), 1, transposed=False), 3, 40),
     "volumes": (
         Geometry((1, 2, 1), (0, 1, 1), (1, 1, 2), (0, 0, 0), 1, transposed=False),

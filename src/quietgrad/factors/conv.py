@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from quietgrad.factors.base import (
 )
 from quietgrad.factors.outer import Outer
 
-_CHUNK_FLOATS = 1 << 20  # of patches at a time: they are read again while they are in the cache
+_CHUNK_FLOATS = 1 << 19  # of patches at a time: they are read again while they are in the cache
+_FEW_CHANNELS = 4  # so few make patches of short runs, which are slow to copy
 
 Sizes = tuple[int, ...]
 
@@ -49,7 +50,8 @@ class Conv(TensorFactor):
 
     K images belong to each sample. There are two ways to materialize: folding the batch into the
     convolution's groups, so that one ordinary weight-gradient kernel gives all samples' gradients
-    at once; and products with the patches under the kernel, a few samples at a time.
+    at once; and products with the patches under the kernel, a few samples at a time. These are laid
+    out position by position, or tap by tap where there are few channels.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Conv(TensorFactor):
         if self.geometry.groups > 1:
             return {"grouped": self._by_groups}
         ways = {"grouped": self._by_groups, "patches": self._by_patches}
+        if self._has_few_channels():
+            return dict(reversed(ways.items()))
         images = self.inputs.flatten(0, 1)
         channels_last = images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
         return dict(reversed(ways.items())) if channels_last else ways
@@ -127,23 +131,36 @@ class Conv(TensorFactor):
         for rows, cols in self._products():
             torch.bmm(rows, cols, out=out[start : start + len(rows)])
             start += len(rows)
+        if self._has_few_channels():
+            return out.view(self.batch, *self.shape)
         return out.view(self.batch, height, *kernel, width).movedim(-1, 2)
 
     def _products(self) -> Iterator[tuple[Tensor, Tensor]]:
         """A few samples at a time: the gradients are the products of rows and columns.
 
         Rows are those of the map on which the kernel slides; columns are the patches of the other
-        map, with channels last, or first where they fall into groups.
+        map, with channels last, or first where they are few or fall into groups.
         """
-        small, large = self.grads, self.inputs
-        if self.geometry.transposed:
-            small, large = large, small
-        for samples, cols in _patches(large, self.shape[2:], self._grid(), self.geometry):
+        small, large = self._maps()
+        patches = _patches_by_tap if self._has_few_channels() else _patches
+        for samples, cols in patches(large, self.shape[2:], self._grid(), self.geometry):
             yield _rows(small[samples]), cols
+
+    def _has_few_channels(self) -> bool:
+        """Whether patches are laid out tap by tap; there may be no more than two dimensions."""
+        large = self._maps()[1]
+        is_one_image = self.images == 1 and self.geometry.groups == 1 and large.ndim <= 5
+        return is_one_image and large.shape[2] <= _FEW_CHANNELS and large.device.type == "cpu"
 
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
-        return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+        return self._maps()[0].shape[3:]
+
+    def _maps(self) -> tuple[Tensor, Tensor]:
+        """The map on which the kernel slides, and the one of which it sees patches."""
+        if self.geometry.transposed:
+            return self.inputs, self.grads
+        return self.grads, self.inputs
 
 
 def _patches(
@@ -171,6 +188,79 @@ def _patches(
         padded[(slice(used), *inside)].copy_(images[samples].flatten(0, 1).movedim(1, -1))
         copied[:used].copy_(windows[:used])
         yield samples, copied[:used].view(count, per_sample * positions, width)
+
+
+class _Axis(NamedTuple):
+    """A spatial dimension, whose pixels go into ``stride`` lanes in turn.
+
+    What one tap of the kernel sees from all positions then lies side by side in one lane.
+    """
+
+    size: int
+    padding: int
+    kernel: int
+    grid: int
+    stride: int
+    dilation: int
+
+    @property
+    def lane(self) -> int:
+        """Pixels in a lane, with margins, as far as the kernel reaches or farther."""
+        reach = (self.grid - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return -(-max(reach, self.size + 2 * self.padding) // self.stride)
+
+    @property
+    def inside(self) -> slice:
+        """All but the margins."""
+        return slice(self.padding, self.padding + self.size)
+
+    def taps(self) -> Iterator[tuple[slice, int, int, int]]:
+        """Taps that look into the same lane: which, what lane, from where on, and how far apart."""
+        common = math.gcd(self.stride, self.dilation)
+        every = self.stride // common
+        for first in range(min(every, self.kernel)):
+            start, lane = divmod(first * self.dilation, self.stride)
+            yield slice(first, None, every), lane, start, self.dilation // common
+
+
+def _patches_by_tap(
+    images: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry
+) -> Iterator[tuple[slice, Tensor]]:
+    """As :func:`_patches`, of ``images[B, 1, C, ...]`` in one or two dimensions, channels first.
+
+    In memory positions come last. The taps of a kernel's row are told apart first: for those of a
+    column there are whole blocks of rows to copy then.
+    """
+    batch, _, channels, *sizes = images.shape
+    axes = zip(
+        sizes, geometry.padding, kernel, grid, geometry.stride, geometry.dilation, strict=True
+    )
+    outer, inner = [_Axis(1, 0, 1, 1, 1, 1), *(_Axis(*axis) for axis in axes)][-2:]
+    positions = outer.grid * inner.grid
+    width = channels * outer.kernel * inner.kernel
+    most = max(1, min(batch, _CHUNK_FLOATS // max(1, positions * width)))
+    height = outer.stride * outer.lane
+    padded = images.new_zeros(most, channels, height, inner.lane * inner.stride)
+    lanes = padded.unflatten(3, (inner.lane, inner.stride)).movedim(-1, 2)
+    by_row = images.new_empty(most, channels, inner.kernel, outer.stride, outer.lane, inner.grid)
+    by_tap = images.new_empty(most, channels, outer.kernel, inner.kernel, positions)
+    for start in range(0, batch, most):
+        count = min(most, batch - start)
+        samples = slice(start, start + count)
+        pixels = images[samples].reshape(count, channels, *(axis.size for axis in (outer, inner)))
+        padded[:count, :, outer.inside, inner.inside].copy_(pixels)
+        split = lanes[:count].contiguous()
+        sample, channel, along, row, _ = split.stride()
+        for taps, lane, begin, apart in inner.taps():
+            part = by_row[:count, :, taps]
+            strides = [sample, channel, apart, row, row * outer.stride, 1]
+            part.copy_(split.as_strided(part.shape, strides, lane * along + begin))
+        sample, channel, tap, along, row, _ = by_row.stride()
+        for taps, lane, begin, apart in outer.taps():
+            part = by_tap[:count, :, taps]
+            strides = [sample, channel, apart * row, tap, 1]
+            part.copy_(by_row.as_strided(part.shape, strides, lane * along + begin * row))
+        yield samples, by_tap[:count].view(count, width, positions).mT
 
 
 def _view_windows(padded: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry) -> Tensor:

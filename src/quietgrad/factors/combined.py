@@ -103,6 +103,8 @@ class Combined(Factor):
 
 def combine(factors: Sequence[Factor]) -> Factor:
     """One factor for all uses: uses of one kind merge, the rest stay side by side."""
+    if len(factors) == 1:
+        return factors[0]
     alike: dict[object, list[Factor]] = {}
     for factor in factors:
         alike.setdefault(_kind_of(factor), []).append(factor)

@@ -80,8 +80,7 @@ class Conv(TensorFactor):
         if self.geometry.groups > 1:
             return {"grouped": self._by_groups}
         ways = {"grouped": self._by_groups, "patches": self._by_patches}
-        images = self.inputs.flatten(0, 1)
-        channels_last = images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
+        channels_last = self.inputs.shape[2] > 1 and self.inputs.stride(2) == 1
         if channels_last or self._has_few_channels() or all(a.is_point for a in self._axes()):
             return dict(reversed(ways.items()))
         return ways
@@ -129,8 +128,9 @@ class Conv(TensorFactor):
         out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
         start = 0
         for rows, cols in self._products():
-            torch.bmm(rows, cols, out=out[start : start + len(rows)])
-            start += len(rows)
+            count = rows.shape[0]
+            torch.bmm(rows, cols, out=out[start : start + count])
+            start += count
         if self._has_few_channels():
             return out.view(self.batch, *self.shape)
         return out.view(self.batch, height, *kernel, width).movedim(-1, 2)
@@ -254,9 +254,10 @@ def _patches(
     images = images.movedim(2, -1)
     for samples in chunks:
         some = images[samples]
-        inside[: len(some)].copy_(some)
+        count = some.shape[0]
+        inside[:count].copy_(some)
         copied.copy_(windows)
-        yield samples, patches[: len(some)]
+        yield samples, patches[:count]
 
 
 def _patches_by_tap(images: Tensor, axes: Sequence[_Axis]) -> Iterator[tuple[slice, Tensor]]:
@@ -290,10 +291,11 @@ def _patches_by_tap(images: Tensor, axes: Sequence[_Axis]) -> Iterator[tuple[sli
     patches = by_tap.view(most, width, positions).mT
     for samples in chunks:
         some = images[samples]
-        inside[: len(some)].copy_(some)
+        count = some.shape[0]
+        inside[:count].copy_(some)
         for part, source in copies:
             part.copy_(source)
-        yield samples, patches[: len(some)]
+        yield samples, patches[:count]
 
 
 def _view_windows(padded: Tensor, axes: Sequence[_Axis], *, by_channel: bool) -> Tensor:

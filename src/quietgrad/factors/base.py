@@ -273,10 +273,20 @@ class Dense(TensorFactor):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads, order = self._in_memory_order()
-        total = (weights.to(grads.dtype) @ grads.reshape(self.batch, -1)).view(grads.shape[1:])
+        total = torch.mv(grads.reshape(self.batch, -1).mT, weights.to(grads.dtype))
+        total = total.view(grads.shape[1:])
         if order is None:
             return total
         return total.permute(sorted(range(len(order)), key=lambda place: order[place]))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        grads, order = self._in_memory_order()
+        summed = total if order is None else total.permute(order)
+        if not summed.is_contiguous() or total.dtype != grads.dtype:
+            return super().add_weighted_sum(weights, total)
+        flat = grads.reshape(self.batch, -1)
+        summed.view(-1).addmv_(flat.mT, weights.to(grads.dtype))
+        return total
 
     def materialize(self) -> Tensor:
         return self.grads

@@ -21,7 +21,8 @@ from quietgrad.factors.base import (
 )
 from quietgrad.factors.outer import Outer
 
-_CHUNK_FLOATS = 1 << 19  # of patches at a time: they are read again while they are in the cache
+# Of patches at a time and for each of a few threads: they are read again while in the cache.
+_CHUNK_FLOATS, _THREADS = 1 << 19, 4
 _FEW_CHANNELS = 4  # so few make patches of short runs, which are slow to copy
 
 Sizes = tuple[int, ...]
@@ -228,7 +229,8 @@ class _Axis(NamedTuple):
 
 def _chunks(batch: int, floats: int) -> tuple[int, list[slice]]:
     """How many samples of so many floats of patches are taken at a time, and which."""
-    count = -(-batch // max(1, _CHUNK_FLOATS // max(1, floats)))
+    room = _CHUNK_FLOATS * min(_THREADS, torch.get_num_threads())
+    count = -(-batch // max(1, room // max(1, floats)))
     most = -(-batch // max(1, count))
     return most, [slice(start, start + most) for start in range(0, batch, max(1, most))]
 

@@ -137,10 +137,12 @@ class LayoutTable:
     Attributes:
         owned: operations whose rows were seen to belong to samples in another way than by one
             dimension. They are probed in every pass.
+        findings: how often something was found out.
     """
 
     def __init__(self) -> None:
         self.owned: set[SiteKey] = set()
+        self.findings = 0
         self._survivors: dict[SiteKey, list[tuple[int, bool]]] = {}
 
     def knows(self, key: SiteKey) -> bool:
@@ -174,6 +176,7 @@ class LayoutTable:
             for dim, major in self._left(key, dims)
             if not Layout(len(seeds), dim, major).is_refuted(grad, seeds, whole)
         ]
+        self.findings += 1
         if left:
             self._survivors[key] = left
         elif whole is None:

@@ -44,10 +44,12 @@ class Site:
         owners: of its rows, if no dimension runs over the samples and probes have told them.
         asks_owners: whether they are to be told in any case.
         reads: ids that it looks up, and the row of its output that each of them enters.
+        left: the layouts that were possible, and after how many findings.
     """
 
     asks_owners = False
     reads: tuple[Tensor, Tensor] | None = None
+    left: tuple[int, list[Layout]] | None = None
 
     def __init__(
         self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
@@ -212,7 +214,11 @@ class Tape:
         """The layouts by one dimension that are left."""
         if site.key in self.layouts.owned:
             return []
-        return self.layouts.possible(site.key, site.shape, site.dims, self.batch)
+        findings = self.layouts.findings
+        if site.left is None or site.left[0] != findings:
+            left = self.layouts.possible(site.key, site.shape, site.dims, self.batch)
+            site.left = findings, left
+        return site.left[1]
 
     def accept_ambiguity(self) -> None:
         """Every sample was distinguished from every other: what is left is exact here."""

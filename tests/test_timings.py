@@ -33,6 +33,24 @@ def test_one_slow_run_does_not_condemn_a_way():
     assert timings.choose("shape", ("a", "b")) == ("a", False)
 
 
+def test_a_run_in_memory_new_to_the_process_counts_only_if_there_is_no_other():
+    timings = Timings[str]()
+    for _ in range(2):
+        timings.record("shape", "a", 2.0)
+    for number in range(4):
+        timings.record("shape", "b", 3.0, new_pages=4096)
+        assert timings.choose("shape", ("a", "b")) == ("b", True), number
+    for _ in range(2):
+        timings.record("shape", "b", 1.0)
+    assert timings.choose("shape", ("a", "b")) == ("b", False)
+    for _ in range(8):
+        timings.record("shape", "c", 1.9, new_pages=4096)
+    assert timings.choose("shape", ("a", "b", "c")) == ("b", False)
+    for _ in range(2):
+        timings.record("shape", "d", 9.0, new_pages=4096)  # so slow that it need not be known
+    assert timings.choose("shape", ("a", "b", "c", "d")) == ("b", False)
+
+
 def test_a_way_that_is_out_of_the_question_is_not_chosen():
     timings = Timings[str]()
     for way in WAYS * 2:

@@ -113,7 +113,7 @@ class Quietgrad:
 
     def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
         """Also to find out which way to compute norms is the fastest for each shape."""
-        return 2 * settling(physical_per_logical)
+        return 4 * settling(physical_per_logical)
 
     def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
         """Every sample takes part in every step, so that batches have the workload's size."""

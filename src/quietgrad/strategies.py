@@ -9,7 +9,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -19,13 +22,19 @@ from torch import Tensor
 from quietgrad._checks import require_count
 from quietgrad.factors.base import Dense, Factor, RawNorms, cover_rounding, writable
 
+if sys.platform == "linux":
+    from resource import RUSAGE_THREAD, getrusage
+
 _TRIALS = 2  # the first run of a kernel also finds its memory and compiles itself
+# A run that had to ask the system for more memory than this tells little about the next ones, and
+# is not counted. It is if that happens again and again, or if it took far longer than another way.
+_NEW_PAGES, _UNCOUNTED, _FAR_LONGER = 256, 6, 2.0
 
 _Choice = TypeVar("_Choice", bound=Hashable)
 
 
 class Timings(Generic[_Choice]):
-    """Seconds per sample of each kernel.
+    """Seconds per sample of each kernel, of the thread that runs it: others may have the processor.
 
     Trials cost no work that would not be done anyway: each time a way is asked for, it is the next
     one that is not known well enough, and what it computes is used.
@@ -33,6 +42,7 @@ class Timings(Generic[_Choice]):
 
     def __init__(self) -> None:
         self._seconds: dict[Hashable, dict[_Choice, list[float]]] = {}
+        self._uncounted: Counter[Hashable] = Counter()
 
     def choose(self, key: Hashable, ways: Sequence[_Choice]) -> tuple[_Choice, bool]:
         """The way to go, and whether its time is wanted.
@@ -50,9 +60,15 @@ class Timings(Generic[_Choice]):
             return least_tried, True
         return min(ways, key=lambda way: min(known.get(way, [0.0]))), False
 
-    def record(self, key: Hashable, way: _Choice, seconds: float) -> None:
-        """What it took, for each sample."""
-        self._seconds.setdefault(key, {}).setdefault(way, []).append(seconds)
+    def record(self, key: Hashable, way: _Choice, seconds: float, new_pages: int = 0) -> None:
+        """What it took, for each sample, and how much memory came from the system meanwhile."""
+        known = self._seconds.setdefault(key, {})
+        fastest = min(map(min, known.values()), default=math.inf)
+        is_doubtful = new_pages > _NEW_PAGES and seconds < _FAR_LONGER * fastest
+        if is_doubtful and self._uncounted[key, way] < _UNCOUNTED:
+            self._uncounted[key, way] += 1
+            return
+        known.setdefault(way, []).append(seconds)
 
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
@@ -75,13 +91,31 @@ class Kernel(NamedTuple):
     how: str = ""
 
 
+class Spent(NamedTuple):
+    """What a thread has used so far, or between two moments."""
+
+    seconds: float
+    pages: int
+
+    @classmethod
+    def so_far(cls) -> Spent:
+        """Of this thread; pages only where the system tells."""
+        pages = getrusage(RUSAGE_THREAD).ru_minflt if sys.platform == "linux" else 0
+        return cls(time.thread_time(), pages)
+
+    def since(self) -> Spent:
+        """From then until now."""
+        now = Spent.so_far()
+        return Spent(now.seconds - self.seconds, now.pages - self.pages)
+
+
 class _Trial(NamedTuple):
     """A way that is being timed, from the norms to the sum."""
 
     key: Hashable
     way: Kernel
     samples: int
-    seconds: float
+    spent: Spent
 
 
 class Evaluator:
@@ -123,11 +157,10 @@ class Evaluator:
         way, is_trial = self._timings.choose(key, ways)
         if not is_trial:
             return self._measure(factor, way)
-        started = time.perf_counter()
+        started = Spent.so_far()
         norms, held = self._measure(factor, way)
         norms = norms if isinstance(norms, Tensor) else norms.compute()
-        seconds = time.perf_counter() - started
-        self._trials[id(held)] = _Trial(key, way, factor.batch, seconds)
+        self._trials[id(held)] = _Trial(key, way, factor.batch, started.since())
         return norms, held
 
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
@@ -148,11 +181,11 @@ class Evaluator:
         """
         trial = self._trials.pop(id(held), None)
         self.release(held)
-        started = time.perf_counter()
+        started = Spent.so_far() if trial is not None else None
         total = _sum(held, weights, samples, total)
-        if trial is not None and self._timings is not None and samples is None:
-            seconds = trial.seconds + time.perf_counter() - started
-            self._timings.record(trial.key, trial.way, seconds / trial.samples)
+        if trial is not None and started and self._timings is not None and samples is None:
+            seconds, pages = map(sum, zip(trial.spent, started.since(), strict=True))
+            self._timings.record(trial.key, trial.way, seconds / trial.samples, int(pages))
         return total
 
     def release(self, factor: Factor) -> None:

@@ -224,6 +224,13 @@ def test_all_ways_to_materialize_give_the_same(kind):
 CONVOLUTIONS = {
     "plain": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 1, transposed=False), 2, 8, 8),
     "strided": (Geometry((3, 2), (2, 0), (1, 2), (0, 0), 1, transposed=False), 1, 11, 10),
+    "one image": (Geometry((1, 1), (1, 1), (1, 1), (0, 0), 1, transposed=False), 1, 8, 7),
+    "dilated": (Geometry((2, 3), (1, 2), (3, 2), (0, 0), 1, transposed=False), 1, 13, 11),
+    "steps over it": (Geometry((4, 3), (0, 1), (1, 1), (0, 0), 1, transposed=False), 1, 12, 12),
+    "points": (Geometry((2, 3), (0, 0), (1, 1), (0, 0), 1, transposed=False), 2, 7, 9),
+    "points in groups": (Geometry((1, 2), (0, 0), (1, 1), (0, 0), 2, transposed=False), 1, 7, 9),
+    "one long image": (Geometry((3,), (2,), (2,), (0,), 1, transposed=False), 1, 40),
+    "one transposed": (Geometry((2, 3), (1, 0), (1, 2), (1, 2), 1, transposed=True), 1, 4, 5),
     "a long image": (Geometry((2,), (3,), (2,), (0,), 1, transposed=False), 3, 40),
     "volumes": (
         Geometry((1, 2, 1), (0, 1, 1), (1, 1, 2), (0, 0, 0), 1, transposed=False),
@@ -237,13 +244,16 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.parametrize("few", [0, 4])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_every_way_of_a_convolution_equals_a_loop(case, last, monkeypatch):
+def test_every_way_of_a_convolution_equals_a_loop(case, last, few, monkeypatch):
     """One sample at a time, the first one broken: what is in the buffers must not stay there."""
     monkeypatch.setattr("quietgrad.factors.conv._CHUNK_FLOATS", 1)
+    monkeypatch.setattr("quietgrad.factors.conv._FEW_CHANNELS", few)
     geometry, images, *size = CONVOLUTIONS[case]
-    factor, expected = convolution(geometry, images, size, channels_last=last)
+    kernel = [1, 1] if case.startswith("points") else [3, 2, 2][: len(size)]
+    factor, expected = convolution(geometry, images, size, kernel, channels_last=last)
     for materialize in factor.materializers().values():
         same(materialize()[1:], expected[1:])
     same(factor.sq_norm()[1:], squares(expected[1:]))
@@ -252,9 +262,9 @@ def test_every_way_of_a_convolution_equals_a_loop(case, last, monkeypatch):
     same(found, torch.einsum("b,b...->...", weights, expected[1:]))
 
 
-def convolution(geometry, images, size, *, channels_last):
-    dims, groups = len(size), geometry.groups
-    weight = randn(4, 2, *[3, 2, 2][:dims], dtype=torch.float64, requires_grad=True)
+def convolution(geometry, images, size, kernel, *, channels_last):
+    groups = geometry.groups
+    weight = randn(4, 2, *kernel, dtype=torch.float64, requires_grad=True)
     channels = 4 if geometry.transposed else 2 * groups
     inputs = randn(B, images, channels, *size, dtype=torch.float64)
     inputs[0] = torch.nan

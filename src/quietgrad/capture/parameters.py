@@ -73,6 +73,9 @@ class ParameterTable:
         if holder is None:
             return None
         module, attribute, name = holder
+        # Asking the module itself takes far longer: it looks there last.
+        if module._parameters.get(attribute) is parameter:
+            return name
         return name if getattr(module, attribute, None) is parameter else None
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:

@@ -403,8 +403,6 @@ class Dense(TensorFactor):
         self.grads = to_float32(grads)
         self.batch = grads.shape[0]
         self.shape = grads.shape[1:]
-        strides = self.grads.stride()
-        self._order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
         super().__init__(self.grads)
 
     def sq_norm(self) -> Tensor:
@@ -416,13 +414,25 @@ class Dense(TensorFactor):
         return RawNorms(self, (self._norms(),), PlainNorms)
 
     def _norms(self) -> Tensor:
-        return vector_norm(self._in_memory_order().reshape(self.batch, -1), dim=1)
+        grads, _ = self._in_memory_order()
+        return vector_norm(grads.reshape(self.batch, -1), dim=1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        grads = self._in_memory_order()
-        total = weights.to(grads.dtype) @ grads.reshape(self.batch, -1)
-        places = sorted(range(len(self._order)), key=lambda place: self._order[place])
-        return total.view(grads.shape[1:]).permute(places)
+        grads, order = self._in_memory_order()
+        total = torch.mv(grads.reshape(self.batch, -1).mT, weights.to(grads.dtype))
+        total = total.view(grads.shape[1:])
+        if order is None:
+            return total
+        return total.permute(sorted(range(len(order)), key=lambda place: order[place]))
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        grads, order = self._in_memory_order()
+        summed = total if order is None else total.permute(order)
+        if not summed.is_contiguous() or total.dtype != grads.dtype:
+            return super().add_weighted_sum(weights, total)
+        flat = grads.reshape(self.batch, -1)
+        summed.view(-1).addmv_(flat.mT, weights.to(grads.dtype))
+        return total
 
     def materialize(self) -> Tensor:
         return self.grads
@@ -449,6 +459,10 @@ class Dense(TensorFactor):
     def materialize_cost(self) -> Cost:
         return Cost(0.0, 0.0)
 
-    def _in_memory_order(self) -> Tensor:
-        """With dimensions as they are laid out, so that flattening copies nothing."""
-        return self.grads.permute(0, *(dim + 1 for dim in self._order))
+    def _in_memory_order(self) -> tuple[Tensor, list[int] | None]:
+        """With dimensions as they are laid out, so that flattening copies nothing; and which."""
+        if self.grads.is_contiguous():
+            return self.grads, None
+        strides = self.grads.stride()
+        order = sorted(range(len(self.shape)), key=lambda dim: -strides[dim + 1])
+        return self.grads.permute(0, *(dim + 1 for dim in order)), order

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from quietgrad.factors.base import (
 )
 from quietgrad.factors.outer import Outer
 
-_CHUNK_FLOATS = 1 << 20  # of patches at a time: they are read again while they are in the cache
+# Of patches at a time and for each of a few threads: they are read again while in the cache.
+_CHUNK_FLOATS, _THREADS = 1 << 19, 4
+_FEW_CHANNELS = 4  # so few make patches of short runs, which are slow to copy
 
 Sizes = tuple[int, ...]
 
@@ -50,7 +52,8 @@ class Conv(TensorFactor):
 
     K images belong to each sample. There are two ways to materialize: folding the batch into the
     convolution's groups, so that one ordinary weight-gradient kernel gives all samples' gradients
-    at once; and products with the patches under the kernel, a few samples at a time.
+    at once; and products with the patches under the kernel, a few samples at a time. These are laid
+    out position by position, or tap by tap where there are few channels.
     """
 
     def __init__(
@@ -88,9 +91,10 @@ class Conv(TensorFactor):
         if self.geometry.groups > 1:
             return {"grouped": self._by_groups}
         ways = {"grouped": self._by_groups, "patches": self._by_patches}
-        images = self.inputs.flatten(0, 1)
-        channels_last = images.shape[1] > 1 and images.movedim(1, -1).is_contiguous()
-        return dict(reversed(ways.items())) if channels_last else ways
+        channels_last = self.inputs.shape[2] > 1 and self.inputs.stride(2) == 1
+        if channels_last or self._has_few_channels() or all(a.is_point for a in self._axes()):
+            return dict(reversed(ways.items()))
+        return ways
 
     def signature(self) -> Hashable:
         return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
@@ -135,61 +139,185 @@ class Conv(TensorFactor):
         out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
         start = 0
         for rows, cols in self._products():
-            torch.bmm(rows, cols, out=out[start : start + len(rows)])
-            start += len(rows)
+            count = rows.shape[0]
+            torch.bmm(rows, cols, out=out[start : start + count])
+            start += count
+        if self._has_few_channels():
+            return out.view(self.batch, *self.shape)
         return out.view(self.batch, height, *kernel, width).movedim(-1, 2)
 
     def _products(self) -> Iterator[tuple[Tensor, Tensor]]:
         """A few samples at a time: the gradients are the products of rows and columns.
 
         Rows are those of the map on which the kernel slides; columns are the patches of the other
-        map, with channels last, or first where they fall into groups.
+        map, with channels last, or first where they are few or fall into groups.
         """
-        small, large = self.grads, self.inputs
-        if self.geometry.transposed:
-            small, large = large, small
-        for samples, cols in _patches(large, self.shape[2:], self._grid(), self.geometry):
-            yield _rows(small[samples]), cols
+        small, large = self._maps()
+        axes = self._axes()
+        if all(axis.is_point for axis in axes):
+            for dim, axis in enumerate(axes, 3):
+                large = large.narrow(dim, 0, (axis.grid - 1) * axis.stride + 1)
+                large = large[(slice(None),) * dim + (slice(None, None, axis.stride),)]
+            yield _rows(small), _rows(large).mT
+            return
+        if self._has_few_channels():
+            patches = _patches_by_tap(large, axes)
+        else:
+            patches = _patches(large, axes, by_channel=self.geometry.groups > 1)
+        rows = _rows(small) if self.images == 1 else None
+        for samples, cols in patches:
+            yield _rows(small[samples]) if rows is None else rows[samples], cols
+
+    def _has_few_channels(self) -> bool:
+        """Whether patches are laid out tap by tap; there may be no more than two dimensions."""
+        large = self._maps()[1]
+        is_one_image = self.images == 1 and self.geometry.groups == 1 and large.ndim <= 5
+        return is_one_image and large.shape[2] <= _FEW_CHANNELS and large.device.type == "cpu"
 
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
-        return (self.inputs if self.geometry.transposed else self.grads).shape[3:]
+        return self._maps()[0].shape[3:]
+
+    def _axes(self) -> list[_Axis]:
+        _, _, _, *sizes = self._maps()[1].shape
+        of = self.geometry
+        axes = zip(
+            sizes, of.padding, self.shape[2:], self._grid(), of.stride, of.dilation, strict=True
+        )
+        return [_Axis(*axis) for axis in axes]
+
+    def _maps(self) -> tuple[Tensor, Tensor]:
+        """The map on which the kernel slides, and the one of which it sees patches."""
+        if self.geometry.transposed:
+            return self.inputs, self.grads
+        return self.grads, self.inputs
+
+
+class _Axis(NamedTuple):
+    """A spatial dimension of a map of which a kernel sees patches.
+
+    Pixels go into ``stride`` lanes in turn: what one tap of the kernel sees from all positions then
+    lies side by side in one of them.
+    """
+
+    size: int
+    padding: int
+    kernel: int
+    grid: int
+    stride: int
+    dilation: int
+
+    @property
+    def is_point(self) -> bool:
+        """Whether a patch is a pixel of the map."""
+        return self.kernel == 1 and not self.padding
+
+    @property
+    def side(self) -> int:
+        """The size with margins, as far as the kernel reaches or farther: whole lanes."""
+        reach = (self.grid - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return -(-max(reach, self.size + 2 * self.padding) // self.stride) * self.stride
+
+    @property
+    def lane(self) -> int:
+        """Pixels in a lane."""
+        return self.side // self.stride
+
+    @property
+    def inside(self) -> slice:
+        """All but the margins."""
+        return slice(self.padding, self.padding + self.size)
+
+    def taps(self) -> Iterator[tuple[slice, int, int, int]]:
+        """Taps that look into the same lane: which, what lane, from where on, and how far apart."""
+        common = math.gcd(self.stride, self.dilation)
+        every = self.stride // common
+        for first in range(min(every, self.kernel)):
+            start, lane = divmod(first * self.dilation, self.stride)
+            yield slice(first, None, every), lane, start, self.dilation // common
+
+
+def _chunks(batch: int, floats: int) -> tuple[int, list[slice]]:
+    """How many samples of so many floats of patches are taken at a time, and which."""
+    room = _CHUNK_FLOATS * min(_THREADS, torch.get_num_threads())
+    count = -(-batch // max(1, room // max(1, floats)))
+    most = -(-batch // max(1, count))
+    return most, [slice(start, start + most) for start in range(0, batch, max(1, most))]
 
 
 def _patches(
-    images: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry
+    images: Tensor, axes: Sequence[_Axis], *, by_channel: bool
 ) -> Iterator[tuple[slice, Tensor]]:
     """Some samples of ``images[B, K, C, ...]``, and their patches, at each position of the grid.
 
-    Patches are ``[samples, K * positions, kernel * C]``, or ``C * kernel`` where channels fall into
-    groups. Those of one chunk are overwritten by those of the next.
+    Patches are ``[samples, K * positions, kernel * C]``, or ``C * kernel`` if they are wanted by
+    channel. Those of one chunk are overwritten by those of the next.
     """
-    batch, per_sample, channels, *sizes = images.shape
-    width, positions = channels * math.prod(kernel), math.prod(grid)
-    most = max(1, min(batch, _CHUNK_FLOATS // max(1, per_sample * positions * width)))
-    steps = zip(grid, geometry.stride, kernel, geometry.dilation, strict=True)
-    reach = [(g - 1) * s + (k - 1) * d + 1 for g, s, k, d in steps]
-    margins = zip(reach, sizes, geometry.padding, strict=True)
-    sides = [max(need, size + 2 * margin) for need, size, margin in margins]
-    padded = images.new_zeros(most * per_sample, *sides, channels)  # channels last: quicker to copy
-    windows = _view_windows(padded, kernel, grid, geometry)
+    batch, per_sample, channels = images.shape[:3]
+    width = channels * math.prod(axis.kernel for axis in axes)
+    positions = math.prod(axis.grid for axis in axes)
+    most, chunks = _chunks(batch, per_sample * positions * width)
+    sides = [axis.side for axis in axes]
+    padded = images.new_zeros(most, per_sample, *sides, channels)  # channels last: quicker to copy
+    inside = padded[(slice(None), slice(None), *(axis.inside for axis in axes))]
+    windows = _view_windows(padded.flatten(0, 1), axes, by_channel=by_channel)
     copied = windows.new_empty(windows.shape)
-    inside = tuple(slice(p, p + size) for p, size in zip(geometry.padding, sizes, strict=True))
-    for start in range(0, batch, most):
-        count = min(most, batch - start)
-        samples, used = slice(start, start + count), count * per_sample
-        padded[(slice(used), *inside)].copy_(images[samples].flatten(0, 1).movedim(1, -1))
-        copied[:used].copy_(windows[:used])
-        yield samples, copied[:used].view(count, per_sample * positions, width)
+    patches = copied.view(most, per_sample * positions, width)
+    images = images.movedim(2, -1)
+    for samples in chunks:
+        some = images[samples]
+        count = some.shape[0]
+        inside[:count].copy_(some)
+        copied.copy_(windows)
+        yield samples, patches[:count]
 
 
-def _view_windows(padded: Tensor, kernel: Sizes, grid: Sizes, geometry: Geometry) -> Tensor:
-    """The patches as a view: ``[N, *grid, *kernel, C]`` or ``[N, *grid, C, *kernel]``."""
+def _patches_by_tap(images: Tensor, axes: Sequence[_Axis]) -> Iterator[tuple[slice, Tensor]]:
+    """As :func:`_patches`, of ``images[B, 1, C, ...]`` in one or two dimensions, by channel.
+
+    In memory positions come last. The taps of a kernel's row are told apart first: for those of a
+    column there are whole blocks of rows to copy then.
+    """
+    batch, _, channels = images.shape[:3]
+    outer, inner = [_Axis(1, 0, 1, 1, 1, 1), *axes][-2:]
+    positions, width = outer.grid * inner.grid, channels * outer.kernel * inner.kernel
+    most, chunks = _chunks(batch, positions * width)
+    images = images.reshape(batch, channels, outer.size, inner.size)
+    padded = images.new_zeros(most, channels, outer.side, inner.side)
+    inside = padded[:, :, outer.inside, inner.inside]
+    lanes = padded.unflatten(3, (inner.lane, inner.stride)).movedim(-1, 2)
+    split = lanes if inner.stride == 1 else lanes.new_empty(lanes.shape)
+    by_row = images.new_empty(most, channels, inner.kernel, outer.stride, outer.lane, inner.grid)
+    by_tap = images.new_empty(most, channels, outer.kernel, inner.kernel, positions)
+    copies = [] if inner.stride == 1 else [(split, lanes)]
+    sample, channel, along, row, _ = split.stride()
+    for taps, lane, begin, apart in inner.taps():
+        part = by_row[:, :, taps]
+        strides = [sample, channel, apart, row, row * outer.stride, 1]
+        copies.append((part, split.as_strided(part.shape, strides, lane * along + begin)))
+    sample, channel, tap, along, row, _ = by_row.stride()
+    for taps, lane, begin, apart in outer.taps():
+        part = by_tap[:, :, taps]
+        strides = [sample, channel, apart * row, tap, 1]
+        copies.append((part, by_row.as_strided(part.shape, strides, lane * along + begin * row)))
+    patches = by_tap.view(most, width, positions).mT
+    for samples in chunks:
+        some = images[samples]
+        count = some.shape[0]
+        inside[:count].copy_(some)
+        for part, source in copies:
+            part.copy_(source)
+        yield samples, patches[:count]
+
+
+def _view_windows(padded: Tensor, axes: Sequence[_Axis], *, by_channel: bool) -> Tensor:
+    """The patches as a view: ``[N, *grid, *kernel, C]``, or ``[N, *grid, C, *kernel]``."""
     first, *spatial, last = padded.stride()
-    steps = [stride * s for stride, s in zip(spatial, geometry.stride, strict=True)]
-    taps = [stride * d for stride, d in zip(spatial, geometry.dilation, strict=True)]
+    steps = [stride * axis.stride for stride, axis in zip(spatial, axes, strict=True)]
+    taps = [stride * axis.dilation for stride, axis in zip(spatial, axes, strict=True)]
     images, channels = padded.shape[0], padded.shape[-1]
-    if geometry.groups > 1:
+    grid, kernel = [axis.grid for axis in axes], [axis.kernel for axis in axes]
+    if by_channel:
         size = (images, *grid, channels, *kernel)
         return padded.as_strided(size, (first, *steps, last, *taps))
     return padded.as_strided((images, *grid, *kernel, channels), (first, *steps, *taps, last))
@@ -199,7 +327,7 @@ def _rows(maps: Tensor) -> Tensor:
     """``[B, K, C, ...]`` as ``[B, C, K * positions]``, copied only if it must be."""
     last = maps.movedim(2, -1)
     if last.flatten(2, -2).is_contiguous():
-        return last.reshape(len(maps), -1, maps.shape[2]).mT
+        return last.flatten(1, -2).mT
     return maps.transpose(1, 2).flatten(2)
 
 

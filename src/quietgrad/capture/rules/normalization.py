@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from quietgrad.capture.call import Call, Uses, sum_channels
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
 from quietgrad.factors.base import Dense, Factor, to_float32
+
+if TYPE_CHECKING:
+    from quietgrad.capture.tape import Site
 
 Normalize = Callable[[Tensor], Tensor]
 
@@ -102,6 +107,13 @@ def _native_group_norm(
     images, channels = input.shape[:2]
     pixels = input.numel() // (images * channels)
     affine = call.value(weight), call.value(bias)
+    if input.device.type == "cpu" and all(a is not None and not a.requires_grad for a in affine):
+        own: Uses = [(weight, partial(_sum_images, place=0)), (bias, partial(_sum_images, place=1))]
+        site = call.site(own, input.shape, dims=1)
+        if site is not None:
+            apply: Any = _GroupNorm.apply
+            normalized: Tensor = apply(input, call.token, site, *affine, groups, eps)
+            return normalized
     output, mean, scale = torch.native_group_norm(
         input, *affine, images, channels, pixels, groups, eps
     )
@@ -146,6 +158,62 @@ class _GroupNormGradients:
         both = of_scale.view(images, channels), of_shift.view(images, channels)
         self._last = (grad, *both)
         return both
+
+
+def _sum_images(layout: Layout, grad: Tensor, *sums: Tensor, place: int) -> Factor:
+    return Dense(layout.sum_positions(sums[place], 1))
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Group normalization whose site also receives every image's gradients of scale and shift.
+
+    Torch's kernel adds them up over the images. Channels of different images may as well be those
+    of one image, in groups of their own: there is nothing to add up then.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        token: Tensor,
+        site: Site,
+        weight: Tensor,
+        bias: Tensor,
+        groups: int,
+        eps: float,
+    ) -> Tensor:
+        images, channels = input.shape[:2]
+        pixels = input.numel() // (images * channels)
+        output, mean, scale = torch.native_group_norm(
+            input, weight, bias, images, channels, pixels, groups, eps
+        )
+        ctx.site = site
+        ctx.save_for_backward(input, mean, scale, weight)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        input, mean, scale, weight = ctx.saved_tensors
+        if grad is None:
+            ctx.site.receive(None, ())
+            return (None,) * 7
+        images, channels = input.shape[:2]
+        folded = (1, images * channels, input.numel() // (images * channels))
+        gradient, scales, shifts = torch.ops.aten.native_group_norm_backward(
+            grad.contiguous().view(folded),
+            input.view(folded),
+            mean.view(1, -1),
+            scale.view(1, -1),
+            weight.repeat(images),
+            *folded,
+            mean.numel(),
+            (ctx.needs_input_grad[0], True, True),
+        )
+        ctx.site.receive(grad, (scales.view(images, channels), shifts.view(images, channels)))
+        gradient = None if gradient is None else gradient.view(input.shape)
+        return gradient, *(None,) * 6
 
 
 @rule(F.instance_norm)

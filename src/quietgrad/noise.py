@@ -292,13 +292,14 @@ class SecureNoise:
     """Gaussian noise from a cryptographic stream, in double precision, on a grid.
 
     The stream is that of AES-256-CTR on the CPU. On other devices it is ChaCha20, computed there.
+    The description names both, because a run may be resumed on another device.
 
     Args:
         seed: makes the noise reproducible. For tests and for comparing runs only: noise that can
             be recomputed protects nobody.
     """
 
-    description = "secure (AES-256-CTR, on a grid)"
+    description = "secure (AES-256-CTR or ChaCha20, on a grid)"
 
     def __init__(self, seed: int | None = None) -> None:
         self._keys = CallKeys("noise", seed)

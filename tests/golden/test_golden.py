@@ -95,10 +95,16 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     shutil.copytree(cases.FINISHED, folder)
     done = cases.run("train", "digits", "--out", str(folder), "--resume", "--json")
     assert done.exit_code == 0, done.output
-    for name in ("ledger.jsonl", "metrics.jsonl", "model.safetensors", "result.json"):
+    for name in ("ledger.jsonl", "metrics.jsonl", "model.safetensors"):
         assert (folder / name).read_bytes() == (cases.FINISHED / name).read_bytes(), name
-    recorded = json.loads((folder / "result.json").read_text())
+    recorded, before = (kept(place / "result.json") for place in (folder, cases.FINISHED))
     assert json.loads(done.stdout)["private"] == recorded["private"]
+    # The words for the source of the noise are those of this version, here and in settings.json.
+    assert recorded["private"].pop("noise") == kept(folder / "settings.json")["noise_source"]
+    del before["private"]["noise"]
+    assert recorded == before
+    said = json.loads(cases.run("report", str(folder), "--json").stdout)
+    assert "in the result and" not in json.dumps(said)
 
 
 @pytest.mark.parametrize("name", cases.COMMANDS)

@@ -189,7 +189,7 @@ def release(
     """What comes of the totals: chunks of the host, and one flat buffer for each other device.
 
     Totals that are released in another dtype have a buffer of their own. Each buffer, and the host,
-    has a key of its own.
+    has a key of its own. Only totals of the host are used up: a buffer is a copy.
     """
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     rooms: dict[int, Tensor] = {}

@@ -11,7 +11,8 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import Final
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -68,8 +69,10 @@ class Words:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._bytes = bytearray(capacity * _WORD.itemsize + _SLACK)
-        self._words = np.frombuffer(self._bytes, dtype=_WORD, count=capacity)
+        wanted = capacity * _WORD.itemsize
+        # torch's memory begins where vector instructions load fastest, a bytearray's does not.
+        self._bytes = torch.empty(wanted + _SLACK, dtype=torch.uint8).numpy()
+        self._words = self._bytes[:wanted].view(_WORD)
         self._place: tuple[bytes, int] | None = None
 
     def fill(self, key: bytes, first_block: int, count: int) -> NDArray[np.uint64]:
@@ -77,7 +80,7 @@ class Words:
         if self._place != (key, first_block):  # to go on is cheaper than to begin
             counter = first_block.to_bytes(BLOCK_BYTES, "big")
             self._stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-        room, wanted = memoryview(self._bytes), count * _WORD.itemsize
+        room, wanted = self._bytes.data, count * _WORD.itemsize
         for start in range(0, wanted, len(_ZEROS)):
             self._stream.update_into(_ZEROS[: wanted - start], room[start:])
         blocks, rest = divmod(wanted, BLOCK_BYTES)
@@ -176,69 +179,197 @@ def _turned(words: Tensor, bits: int) -> Tensor:
     return low.add_(words, alpha=1 << bits)
 
 
-# Below this an integer has too few digits: the circles that radii lie on would be seen apart.
-_FEW_DIGITS = 2**30
+class FastGaussians:
+    """Reusable buffers in which random words become Gaussian variables of single precision.
 
-
-class Gaussians:
-    """Reusable buffers in which random words become Gaussian variables (Box and Muller 1958).
+    By the formula of Box and Muller (1958).
 
     Args:
         capacity: the most values that are asked for at once; even.
-        bits: 63, for values of double precision from words of int64, or 31, for values of single
-            precision from words of int32.
     """
 
-    def __init__(self, capacity: int, bits: int = 63) -> None:
-        half, self._bits = capacity // 2, bits
-        words, floats = {63: (torch.int64, torch.float64), 31: (torch.int32, torch.float32)}[bits]
-        self._integers = torch.empty(half, dtype=words)
-        self._radius, self._angle, self._values = torch.empty(3, half, dtype=floats)
+    def __init__(self, capacity: int) -> None:
+        half = capacity // 2
+        self._integers = torch.empty(half, dtype=torch.int32)
+        self._radius, self._angle, self._values = torch.empty(3, half)
 
-    def of(
-        self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
-    ) -> Tensor:
-        """As many values as words: both halves, to keep."""
-        return torch.cat([half.clone() for half in self.halves(words, std, more_words)])
-
-    def halves(
-        self, words: Tensor, std: float, more_words: Callable[[int], Tensor] | None = None
-    ) -> Iterator[Tensor]:
-        """As many values as words (an even number), half of them at a time.
+    def halves(self, words: Tensor, std: float) -> Iterator[Tensor]:
+        """As many values as words of int32 (an even number), half of them at a time.
 
         A half may be written to, and is valid until the next. It is to be used up at once, while it
-        is in the cache.
-
-        A radius is made of 63 bits, and the farthest ones, about one in 2^33, of 63 more, so that
-        the tail is as finely spaced as the rest. What is cut off, beyond 13 standard deviations,
-        has a probability of about 2^-126. With 31 bits, of which a float holds the lowest ones in
-        the tail, it is cut off beyond 6.6 standard deviations, with a probability of 2^-33.
-
-        Args:
-            words: random bits.
-            std: the standard deviation.
-            more_words: gives so many further words, where radii have 63 bits.
+        is in the cache. A radius is made of 31 bits, of which a float holds the lowest ones in the
+        tail: it is cut off beyond 6.6 standard deviations, with a probability of 2^-33.
         """
-        half, unit = len(words) // 2, 2.0**-self._bits
+        half, unit = len(words) // 2, 2.0**-31
         integers, radius = self._integers[:half], self._radius[:half]
         angle, values = self._angle[:half], self._values[:half]
-        low_bits = 2**self._bits - 1
-        torch.bitwise_and(words[:half], low_bits, out=integers)
-        radius.copy_(integers).add_(0.5)
-        if more_words is not None and half and int(integers.min()) < _FEW_DIGITS:
-            few = (integers < _FEW_DIGITS).nonzero().flatten()
-            digits = torch.bitwise_and(more_words(len(few)), low_bits).double()
-            radius[few] = integers[few] + (digits + 0.5) * unit
-        radius.mul_(unit).log_()
-        if radius.dtype == torch.float64:
-            radius.mul_(-2.0 * std**2).sqrt_()
-        else:
-            radius.mul_(-2.0).sqrt_().mul_(std)  # the square of std may be beyond a float
+        torch.bitwise_and(words[:half], 2**31 - 1, out=integers)
+        radius.copy_(integers).add_(0.5).mul_(unit).log_()
+        radius.mul_(-2.0).sqrt_().mul_(std)  # the square of std may be beyond a float
         angle.copy_(words[half:]).mul_(math.pi * unit)
         for function in (torch.cos, torch.sin):
             yield function(angle, out=values).mul_(radius)
 
 
+_LAYERS: Final = 1 << 13
+_OUTSIDE: Final = 3  # so many layers' worth of the area lies outside of all rectangles
+_LOW_BITS: Final = 2**63 - 1
+
+
+class Layers(NamedTuple):
+    """The area under the right half of a bell curve, exp(-x^2/2), cut into parts.
+
+    Most of it is in flat rectangles that lie on one another, all of the same area, each from the
+    middle to where its upper edge meets the curve. The rest is the tail beyond the lowest
+    rectangle, what lies between the end of each of the others and the curve, and what is above the
+    highest.
+
+    Args:
+        widths: of the rectangles, by layer; 0 for the first, which stand for the rest.
+        left: where the parts of the rest begin, the tail first.
+        across: how wide the boxes are that they lie in; 0 for the tail.
+        bottom: of the boxes.
+        height: of the boxes.
+        ends: areas of the boxes, added up, as shares of all. That of the tail is what it lies in
+            if its end is drawn as `_rest_of` does.
+    """
+
+    widths: NDArray[np.float64]
+    left: NDArray[np.float64]
+    across: NDArray[np.float64]
+    bottom: NDArray[np.float64]
+    height: NDArray[np.float64]
+    ends: NDArray[np.float64]
+
+
+@cache
+def layers() -> Layers:
+    """The same at every call; to compute it takes some milliseconds."""
+    area = math.sqrt(math.pi / 2) / _LAYERS
+    widths, edges = [3.0], [0.0]  # the first only tells where to look for the next
+    while len(widths) <= _LAYERS - _OUTSIDE:
+        width = _next_width(widths[-1], edges[-1], area)
+        widths.append(width)
+        edges.append(edges[-1] + area / width)
+    ends = np.array([*widths[1:], 0.0])
+    levels = np.array([*edges, 1.0])
+    across = np.concatenate([[0.0], -np.diff(ends)])
+    height = np.diff(levels)
+    boxes = across * height
+    boxes[0] = levels[1] / ends[0]
+    shares = np.cumsum(boxes)
+    return Layers(
+        np.array([0.0] * _OUTSIDE + widths[1:]),
+        ends,
+        across,
+        levels[:-1],
+        height,
+        shares / shares[-1],
+    )
+
+
+def _next_width(width: float, edge: float, area: float) -> float:
+    """Of the rectangle on this edge whose corner is on the curve, by Newton's method."""
+    for _ in range(100):
+        curve = math.exp(-0.5 * width * width)
+        step = (width * (curve - edge) - area) / (curve - edge - width * width * curve)
+        width -= step
+        if abs(step) < 1e-12 * width:  # the next would be far below the last digit
+            break
+    return width
+
+
+def _rest_of(words: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard Gaussian variables that lie outside of all rectangles, of words ``[4, n]``.
+
+    There are fewer than n: what is above the curve is dropped. A place is made of two words, so
+    that the tail, whose end is at 13.9 standard deviations, is finely spaced everywhere.
+    """
+    cut, unit = layers(), 2.0**-63
+    which, place, further, level = (words & _LOW_BITS).astype(np.float64) * unit
+    place += (further + 0.5 * unit) * unit
+    part = np.searchsorted(cut.ends[:-1], which, side="right")
+    x = cut.left[part] + cut.across[part] * place
+    y = cut.bottom[part] + cut.height[part] * level
+    is_kept = y < np.exp(-0.5 * x * x)
+    tail = np.flatnonzero(part == 0)
+    start = cut.left[0]
+    x[tail] = np.sqrt(start * start - 2 * np.log(place[tail]))  # Marsaglia 1964
+    is_kept[tail] = level[tail] * x[tail] < start
+    values: NDArray[np.float64] = np.where(words[0] < 0, -x, x)[is_kept]
+    return values
+
+
+class Rest:
+    """The values of a key that lie outside of all rectangles, one after the other.
+
+    Args:
+        key: whose stream they are made of.
+        first_block: where in the stream; nothing else may use what comes after it.
+        values: about how many values of any kind are drawn.
+    """
+
+    def __init__(self, key: bytes, first_block: int, values: int) -> None:
+        self._key, self._block = key, first_block
+        # Half of what is tried is kept. More at once take less time for each.
+        self._tries = 2 * min(32 + values * _OUTSIDE // _LAYERS, 2048)
+        self._words = Words(4 * self._tries)
+        self._values: NDArray[np.float64] = np.empty(0)
+
+    def take(self, count: int) -> NDArray[np.float64]:
+        """The next values."""
+        while len(self._values) < count:
+            words = self._words.fill(self._key, self._block, 4 * self._tries)
+            self._block += 4 * self._tries * _WORD.itemsize // BLOCK_BYTES
+            more = _rest_of(words.view("<i8").reshape(4, -1))
+            self._values = np.concatenate([self._values, more])
+        taken, self._values = self._values[:count], self._values[count:]
+        return taken
+
+
+class Gaussians:
+    """Reusable buffers in which each random word becomes a Gaussian variable of double precision.
+
+    The last 13 bits of a word choose a layer, and the whole word as a number is a place in its
+    rectangle (Marsaglia and Tsang 2000, The Ziggurat Method for Generating Random Variables).
+    Nothing is rejected there: what lies outside of all rectangles has 3 of the 8192 layers.
+
+    This is numpy and not torch, whose operations take longer for so few values.
+
+    Args:
+        capacity: the most values that are asked for at once.
+        std: the standard deviation.
+        rest: gives so many standard Gaussian variables that lie outside of all rectangles.
+    """
+
+    def __init__(
+        self, capacity: int, std: float, rest: Callable[[int], NDArray[np.float64]]
+    ) -> None:
+        self._std, self._rest = std, rest
+        self._widths = layers().widths * (std * 2.0**-63)
+        rooms: NDArray[np.float64] = torch.empty(2, capacity, dtype=torch.float64).numpy()
+        self._values, self._sums = rooms
+        # Numbers of layers are used up before there are values.
+        self._chosen, self._is_outside = self._values.view(np.int64), np.empty(capacity, bool)
+
+    def added_to(self, total: NDArray[Any], words: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The total plus a value of each word; valid until the next call, and may be written to."""
+        count = len(total)
+        chosen, values = self._chosen[:count], self._values[:count]
+        sums: NDArray[np.float64] = self._sums[:count]
+        np.bitwise_and(words, _LAYERS - 1, out=chosen)
+        outside = np.flatnonzero(np.less(chosen, _OUTSIDE, out=self._is_outside[:count]))
+        self._widths.take(chosen, out=sums, mode="wrap")  # all are in range; "raise" would copy
+        np.copyto(values, words, casting="unsafe")
+        values *= sums
+        values[outside] = self._rest(len(outside)) * self._std
+        np.copyto(sums, total)
+        sums += values
+        return sums
+
+
+# Below this an integer has too few digits: the circles that radii lie on would be seen apart.
+_FEW_DIGITS = 2**30
 # Further words for radii with few digits, without waiting to see how many there are: of the two
 # million radii of a chunk, more than 16 want one with a probability below 2^-250.
 _SPARE = 16
@@ -247,12 +378,15 @@ _SPARE = 16
 def device_gaussians(words: Tensor, count: int) -> Tensor:
     """Standard Gaussian variables of so many words, and of the 16 after them.
 
-    As `Gaussians` makes them, with 63 bits, but where the words are, and nothing waits.
+    By the formula of Box and Muller (1958), where the words are, and nothing waits. A radius is
+    made of 63 bits, and the farthest ones, about one in 2^33, of 63 more, so that the tail is as
+    finely spaced as the rest. What is cut off, beyond 13 standard deviations, has a probability of
+    about 2^-126.
     """
-    half, unit, low_bits = count // 2, 2.0**-63, 2**63 - 1
-    integers = words[:half] & low_bits
+    half, unit = count // 2, 2.0**-63
+    integers = words[:half] & _LOW_BITS
     smallest, places = integers.topk(min(_SPARE, half), largest=False)
-    further = (words[count:][: len(smallest)] & low_bits).double().add(0.5).mul(unit)
+    further = (words[count:][: len(smallest)] & _LOW_BITS).double().add(0.5).mul(unit)
     refined = smallest + torch.where(smallest < _FEW_DIGITS, further, 0.5)
     radius = integers.double().add(0.5).scatter(0, places, refined)
     radius = radius.mul(unit).log().mul(-2.0).sqrt()

@@ -6,16 +6,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quietgrad._checks import require_positive, unknown_name
 from quietgrad.keystream import (
     BLOCK_BYTES,
     CallKeys,
+    FastGaussians,
     Gaussians,
+    Rest,
     Words,
     chacha20_state,
     drawn_gaussians,
@@ -185,7 +189,7 @@ def release(
     """What comes of the totals: chunks of the host, and one flat buffer for each other device.
 
     Totals that are released in another dtype have a buffer of their own. Each buffer, and the host,
-    has a key of its own.
+    has a key of its own. Only totals of the host are used up: a buffer is a copy.
     """
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     rooms: dict[int, Tensor] = {}
@@ -262,7 +266,7 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
     """Every chunk with the bits of its own place in the key's stream."""
     sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
     room = max((size + size % 2 for size in sizes), default=0)
-    words, gaussians = Words(room // 2), Gaussians(room, bits=31)
+    words, gaussians = Words(room // 2), FastGaussians(room)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
         whole = whole_of(chunk)
@@ -280,19 +284,22 @@ _SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
 _FURTHER = 1 << 64  # more blocks than all chunks of a call take together
 # The grid is 2^-12 to 2^-13 of the noise: far coarser than a double, far finer than matters.
 _GRID_BITS = 12
+# Up to here totals in units of the grid are far from what a float can hold, which is 2^128.
+_FINEST = 2.0**64
 
 
 class SecureNoise:
     """Gaussian noise from a cryptographic stream, in double precision, on a grid.
 
     The stream is that of AES-256-CTR on the CPU. On other devices it is ChaCha20, computed there.
+    The description names both, because a run may be resumed on another device.
 
     Args:
         seed: makes the noise reproducible. For tests and for comparing runs only: noise that can
             be recomputed protects nobody.
     """
 
-    description = "secure (AES-256-CTR, on a grid)"
+    description = "secure (AES-256-CTR or ChaCha20, on a grid)"
 
     def __init__(self, seed: int | None = None) -> None:
         self._keys = CallKeys("noise", seed)
@@ -317,29 +324,35 @@ def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor
     """Every chunk with the bits of its own place in the key's stream."""
     grid = grid_size(std, _GRID_BITS)
     sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
-    pairs = [size + size % 2 for size in sizes]
-    words, gaussians = Words(max(pairs, default=0)), Gaussians(max(pairs, default=0))
-    for index, (chunk, count) in enumerate(zip(chunks, pairs, strict=True)):
-        bits = words.fill(key, index * _SECURE_BLOCKS, count).view("<i8")
-        more = partial(_further_words, key, index)
+    room = max(sizes, default=0)
+    rest = Rest(key, _FURTHER, sum(sizes))
+    words, gaussians = Words(room), Gaussians(room, std, rest.take)
+    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        bits = words.fill(key, index * _SECURE_BLOCKS, size).view("<i8")
         whole = whole_of(chunk)
-        drawn = gaussians.halves(torch.from_numpy(bits), std / grid, more)
-        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
-            noisy.copy_(_on_grid(total, values, grid, divisor))
+        if whole.noisy.data_ptr() != whole.total.data_ptr():
+            whole.noisy.copy_(whole.total)
+        released = whole.noisy.numpy()
+        _release_on_grid(gaussians.added_to(released, bits), released, grid, divisor)
         spread(whole, chunk)
 
 
-def _further_words(key: bytes, index: int, count: int) -> Tensor:
-    """Words of a part of the stream that no chunk takes its own from."""
-    words = Words(count).fill(key, _FURTHER + index * _SECURE_BLOCKS, count)
-    return torch.from_numpy(words.view("<i8"))
-
-
-def _on_grid(total: Tensor, values: Tensor, grid: float, divisor: float) -> Tensor:
-    """Total plus noise (in units of the grid), rounded to the grid, then divided."""
-    # Exact, because the grid is a power of two, but for the rounding of the addition and the
-    # division. To divide by both is one pass instead of two.
-    return values[: len(total)].add_(total, alpha=1 / grid).round_().div_(divisor / grid)
+def _release_on_grid(
+    noisy: NDArray[np.float64], room: NDArray[Any], grid: float, divisor: float
+) -> None:
+    """A total with noise: rounded to the grid, then divided."""
+    steps: NDArray[Any] = noisy
+    with np.errstate(over="ignore"):  # a total that is infinite, or nearly
+        if divisor / grid < _FINEST:
+            # First to what is released: whatever is done to a noisy total, it remains private. To
+            # round and to divide floats takes half the time.
+            np.copyto(room, noisy, casting="same_kind")
+            steps = room
+        steps *= 1 / grid  # exact, because the grid is a power of two
+        np.rint(steps, out=steps)
+        steps /= divisor / grid
+        if steps is not room:
+            np.copyto(room, steps, casting="same_kind")
 
 
 # Entries at a time on a device: few launches for each, and 200 MB of memory.
@@ -356,7 +369,9 @@ def _add_noise_secure_on_device(flat: Tensor, key: bytes, std: float, divisor: f
         is_compiled = flat.device.type in _WITH_COMPILER and len(part) == _DEVICE_CHUNK
         state = chacha20_state(key, index, flat.device)
         values = drawn_gaussians(state, len(part), is_compiled).mul_(std / grid)
-        part.copy_(_on_grid(part, values, grid, divisor))
+        # Exact, because the grid is a power of two, but for the rounding of the addition and the
+        # division. To divide by both is one pass instead of two.
+        part.copy_(values.add_(part, alpha=1 / grid).round_().div_(divisor / grid))
 
 
 def _require_doubles(device: torch.device) -> None:

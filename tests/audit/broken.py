@@ -21,12 +21,12 @@ RADIUS = 1.0
 @contextmanager
 def _deviation(change):
     """Noise of another deviation than the ledger says: `change(std, divisor)`."""
-    update = NoisyUpdate.update
+    noisy = NoisyUpdate.noisy
 
-    def changed(self, sums, *, step, std, divisor):
-        update(self, sums, step=step, std=change(std, divisor), divisor=divisor)
+    def changed(self, sums, *, std, divisor, **given):
+        return noisy(self, sums, std=change(std, divisor), divisor=divisor, **given)
 
-    with patch.object(NoisyUpdate, "update", changed):
+    with patch.object(NoisyUpdate, "noisy", changed):
         yield
 
 
@@ -49,13 +49,13 @@ def clipping_of_the_batch_mean():
 
     The engine refuses such sums twice, so its checks are silenced too.
     """
-    update, backward = NoisyUpdate.update, PrivacyEngine.backward
+    noisy, backward = NoisyUpdate.noisy, PrivacyEngine.backward
 
-    def clipped(self, sums, *, step, std, divisor):
+    def clipped(self, sums, *, divisor, **given):
         length = torch.sqrt(sum(total.double().square().sum() for total in sums.values()))
         scale = float((RADIUS * divisor / length).clamp(max=1.0)) if sums else 1.0
         sums = {name: scale * total for name, total in sums.items()}
-        update(self, sums, step=step, std=std, divisor=divisor)
+        return noisy(self, sums, divisor=divisor, **given)
 
     def unclipped(self, losses):
         with (
@@ -66,7 +66,7 @@ def clipping_of_the_batch_mean():
 
     with (
         patch("quietgrad.engine.engine.check_sums"),
-        patch.object(NoisyUpdate, "update", clipped),
+        patch.object(NoisyUpdate, "noisy", clipped),
         patch.object(PrivacyEngine, "backward", unclipped),
     ):
         yield

@@ -10,7 +10,7 @@ from tests.devices import pretend
 from tests.noise.statistics import ALL, SURE, p_of_independence, p_of_joint
 
 from quietgrad import keystream, noise
-from quietgrad.keystream import Compiled, Gaussians, device_gaussians, drawn_gaussians
+from quietgrad.keystream import Compiled, device_gaussians, drawn_gaussians
 from quietgrad.noise import FastNoise, SecureNoise, grid_size
 
 pretend.register()
@@ -73,24 +73,24 @@ def test_releases_lie_on_the_grid(std, dtype):
     assert torch.equal(steps, steps.round())
 
 
-def test_it_is_what_the_host_makes_of_the_same_words():
+def test_against_the_formula_of_box_and_muller():
     """With few digits, no digits and many."""
     count = 1 << 12
     words = torch.randint(-(2**63), 2**63 - 1, (count + 16,))
     few = [0, 1, 7, 1000, 2**30 - 1, 2**30, -(2**63) + 2, -(2**63) + 3, 2**63 - 1, -1]
     words[100 : 100 + len(few)] = torch.tensor(few)
-    # The device gives further words by size, the host by place.
     low = words[: count // 2] & (2**63 - 1)
-    ranks = low[low < 2**30].argsort(stable=True).argsort()
-    spare = words[count:]
-
-    def more(wanted):
-        assert wanted == 7
-        return spare[ranks]
-
-    expected = Gaussians(count).of(words[:count], 1.0, more)
+    digits = torch.full((count // 2,), 0.5, dtype=torch.float64)
+    # Further words are given by size.
+    spare = (words[count:] & (2**63 - 1)).double().add(0.5) / 2.0**63
+    needed = low.argsort(stable=True)[: int((low < 2**30).sum())]
+    assert len(needed) == 7
+    digits[needed] = spare[:7]
+    radius = (-2 * ((low + digits) / 2.0**63).log()).sqrt()
+    angle = words[count // 2 : count].double() / 2.0**63 * math.pi
     values = device_gaussians(words.to("pretend"), count).cpu()
-    torch.testing.assert_close(values, expected, rtol=1e-14, atol=1e-15)
+    expected = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    torch.testing.assert_close(values, expected, rtol=1e-13, atol=1e-15)
     assert bool(values.isfinite().all())
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson
+from quietgrad.engine import update
 from quietgrad.errors import LedgerError
 
 from .helpers import attach, flat, losses, mlp, train_once
@@ -45,8 +46,12 @@ def fill_the_disk(monkeypatch, how, ledger):
     monkeypatch.setattr(ledger._file, "_stream", Nearly())
 
 
+@pytest.mark.parametrize("is_beside_noise", [False, True])
 @pytest.mark.parametrize("how", ["at the flush", "in the middle of a line"])
-def test_a_step_is_refused_and_can_be_taken_once_there_is_room(path, how, monkeypatch):
+def test_a_step_is_refused_and_can_be_taken_once_there_is_room(
+    path, how, is_beside_noise, monkeypatch
+):
+    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
     model = mlp()
     engine = attach(model, ledger=path)
     train_once(engine, model)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import quietgrad
+from quietgrad.engine import update
 
 from .helpers import assert_trains_as_ever, attach, data, flat, losses, mlp, train_once
 
@@ -83,9 +84,24 @@ def test_at_many_points_of_a_step():
     assert len(checked) > 5
 
 
-def test_at_many_points_of_a_step_with_a_ledger_file(tmp_path):
+@pytest.mark.parametrize("is_beside_noise", [False, True])
+def test_at_many_points_of_a_step_with_a_ledger_file(tmp_path, monkeypatch, is_beside_noise):
+    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
     lines = lines_of_a_step(ledger=tmp_path / "count.jsonl")
     for point in range(lines // 2, lines + 1, 251):  # the file is written in the second half
+        path = tmp_path / f"{point}.jsonl"
+        interrupt(point, ledger=path)
+        assert quietgrad.accounting.Ledger.read(path).steps >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_beside_noise", [False, True])
+def test_at_every_point_of_the_end_of_a_step_with_a_ledger_file(
+    tmp_path, monkeypatch, is_beside_noise
+):
+    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
+    lines = lines_of_a_step(ledger=tmp_path / "count.jsonl")
+    for point in range(lines - 800, lines + 1, 7):
         path = tmp_path / f"{point}.jsonl"
         interrupt(point, ledger=path)
         assert quietgrad.accounting.Ledger.read(path).steps >= 3

@@ -6,14 +6,18 @@ Only public names and the command line are used here, so the files survive a rea
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -233,6 +237,15 @@ def _losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y, reduction="none")
 
 
+def continued(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where an engine is that has loaded its checkpoint, and where it is some steps later."""
+    model, engine = made_engine(name)
+    engine.load_state_dict(torch.load(CHECKPOINTS / f"{name}.pt", weights_only=True))
+    loaded = engine_facts(engine, model)
+    train(engine, model, STEPS_AFTER)
+    return loaded, engine_facts(engine, model)
+
+
 def engine_facts(engine: qg.PrivacyEngine, model: nn.Module) -> dict[str, Any]:
     """Where an engine and its model are, as JSON keeps it."""
     return {
@@ -255,6 +268,30 @@ def flatten(value: Tensor) -> list[float]:
 # Folders of runs.
 
 TRAIN = ["train", "digits", "--smoke", "--epochs", "2", "--seed", "0", "--accountant", "rdp"]
+
+
+@contextmanager
+def data_of_the_runs() -> Iterator[None]:
+    """A run goes on with its own data only, and processors differ in the last digits of normals."""
+    images, draw = load_file(IMAGES)["images"], torch.randn
+
+    def randn(*shape: Any, **options: Any) -> Tensor:
+        drawn = draw(*shape, **options)
+        if drawn.shape != images.shape:
+            return drawn
+        torch.testing.assert_close(drawn, images)
+        return images.clone()
+
+    with patch.object(torch, "randn", randn):
+        yield
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """What the interrupted run says of itself when a copy of it has been run to its end."""
+    shutil.copytree(INTERRUPTED, folder)
+    done = run("train", "digits", "--out", str(folder), "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    return folder_facts(folder, json.loads(done.stdout))
 
 
 def folder_facts(folder: Path, result: dict[str, Any]) -> dict[str, Any]:

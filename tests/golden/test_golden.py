@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import quietgrad as qg
 
@@ -63,13 +62,11 @@ def test_an_altered_ledger_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", cases.ENGINES)
-def test_a_checkpoint_is_loaded_and_the_run_goes_on_as_it_would_have(name):
+def test_a_checkpoint_is_loaded_and_the_run_goes_on(name):
     expected = kept(cases.CHECKPOINTS / f"{name}.json")
-    model, engine = cases.made_engine(name)
-    engine.load_state_dict(torch.load(cases.CHECKPOINTS / f"{name}.pt", weights_only=True))
-    assert_same(cases.engine_facts(engine, model), expected["loaded"])
-    cases.train(engine, model, cases.STEPS_AFTER)
-    assert_same(cases.engine_facts(engine, model), expected["continued"])
+    loaded, continued = cases.continued(name)
+    assert_same(loaded, expected["loaded"])
+    assert_same(continued, expected["continued"])
 
 
 def test_a_checkpoint_is_not_loaded_into_another_run():
@@ -79,29 +76,14 @@ def test_a_checkpoint_is_not_loaded_into_another_run():
 
 
 @pytest.fixture
-def _the_data_of_the_runs(monkeypatch):
-    """A run goes on with its own data only, and processors differ in the last digits of normals."""
-    images = load_file(cases.IMAGES)["images"]
-    draw = torch.randn
-
-    def randn(*shape, **options):
-        drawn = draw(*shape, **options)
-        if drawn.shape != images.shape:
-            return drawn
-        torch.testing.assert_close(drawn, images)
-        return images.clone()
-
-    monkeypatch.setattr(torch, "randn", randn)
+def _the_data_of_the_runs():
+    with cases.data_of_the_runs():
+        yield
 
 
 @pytest.mark.usefixtures("_the_data_of_the_runs")
-def test_an_interrupted_run_is_resumed_and_ends_as_the_whole_one(tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(cases.INTERRUPTED, folder)
-    done = cases.run("train", "digits", "--out", str(folder), "--resume", "--json")
-    assert done.exit_code == 0, done.output
-    facts = cases.folder_facts(folder, json.loads(done.stdout))
-    expected = kept(cases.RUNS / "finished.json")
+def test_an_interrupted_run_is_resumed_to_its_end(tmp_path):
+    facts, expected = cases.resumed(tmp_path / "run"), kept(cases.RUNS / "finished.json")
     # Single precision: steps that round otherwise drift apart by more than doubles do.
     assert facts.pop("sums") == pytest.approx(expected.pop("sums"), abs=1e-2)
     assert_same(facts, expected)
@@ -113,10 +95,16 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     shutil.copytree(cases.FINISHED, folder)
     done = cases.run("train", "digits", "--out", str(folder), "--resume", "--json")
     assert done.exit_code == 0, done.output
-    for name in ("ledger.jsonl", "metrics.jsonl", "model.safetensors", "result.json"):
+    for name in ("ledger.jsonl", "metrics.jsonl", "model.safetensors"):
         assert (folder / name).read_bytes() == (cases.FINISHED / name).read_bytes(), name
-    recorded = json.loads((folder / "result.json").read_text())
+    recorded, before = (kept(place / "result.json") for place in (folder, cases.FINISHED))
     assert json.loads(done.stdout)["private"] == recorded["private"]
+    # The words for the source of the noise are those of this version, here and in settings.json.
+    assert recorded["private"].pop("noise") == kept(folder / "settings.json")["noise_source"]
+    del before["private"]["noise"]
+    assert recorded == before
+    said = json.loads(cases.run("report", str(folder), "--json").stdout)
+    assert "in the result and" not in json.dumps(said)
 
 
 @pytest.mark.parametrize("name", cases.COMMANDS)

@@ -2,7 +2,9 @@
 
 Only after an intended change of a format, a figure or a text. Review the difference before you
 commit it. `ledgers`, `checkpoints` and `runs` hold what an earlier version wrote and must still be
-read: a changed format needs new files beside the old ones, not in their place.
+read: a changed format needs new files beside the old ones, not in their place. `continued` leaves
+them, and writes only where they get to from there: for when the noise of a seed becomes other
+numbers.
 """
 
 import json
@@ -86,6 +88,19 @@ def runs() -> None:
     _dump(cases.RUNS / "finished.json", facts)
 
 
+def continued() -> None:
+    """Where the engines and the run of the old files get to. Only weights may differ."""
+    for name in cases.ENGINES:
+        path = cases.CHECKPOINTS / f"{name}.json"
+        facts = json.loads(path.read_text())
+        _, facts["continued"] = cases.continued(name)
+        _dump(path, facts)
+    path = cases.RUNS / "finished.json"
+    with tempfile.TemporaryDirectory() as folder, cases.data_of_the_runs():
+        facts = cases.resumed(Path(folder) / "run")
+    _dump(path, json.loads(path.read_text()) | {"sums": facts["sums"]})
+
+
 def outputs() -> None:
     """What the commands print with --json."""
     _fresh(cases.OUTPUTS)
@@ -104,7 +119,7 @@ def help() -> None:
         (cases.HELP / f"{name}.txt").write_text(text)
 
 
-PARTS: list[Callable[[], None]] = [ledgers, checkpoints, runs, outputs, help]
+PARTS: list[Callable[[], None]] = [ledgers, checkpoints, runs, continued, outputs, help]
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -172,6 +172,20 @@ NOISE_AND_SAMPLING = [
         "tests/engine/test_noise_of_a_step.py",
     ),
     _fault(
+        "noise-without-tails",
+        "Values outside of all rectangles are zero: the noise ends at 4.5 deviations.",
+        "= self._rest(len(outside)) * self._std",
+        "= 0 * self._rest(len(outside))",
+        "tests/noise/test_secure.py tests/noise/test_gaussian.py",
+    ),
+    _fault(
+        "noise-layers",
+        "The tail of the noise is drawn as often as its box is large, without rejection.",
+        "is_kept[tail] = level[tail] * x[tail] < start",
+        "is_kept[tail] = True",
+        "tests/noise/test_secure.py",
+    ),
+    _fault(
         "predictable-noise",
         "Keys of noise and sampling are zeros instead of random bytes.",
         "os.urandom(KEY_BYTES)",
@@ -230,8 +244,8 @@ ACCOUNTING = [
         "A step is recorded after the weights were updated.",
         (
             (
-                "self._budget.record(self.steps_taken, pass_number=batch.pass_number)",
-                "self._budget._event(self.steps_taken, batch.pass_number).noise_multiplier",
+                "self._budget.record(step, pass_number=batch.pass_number)",
+                "self._budget._event(step, batch.pass_number).noise_multiplier",
             ),
             (
                 "self._radii.adapt(",
@@ -240,6 +254,20 @@ ACCOUNTING = [
             ),
         ),
         ("tests/engine/test_ledger.py", "-k", "on_disk_before or cannot_be_recorded"),
+    ),
+    _fault(
+        "flush-not-awaited",
+        "A step is released without waiting for its record to be on the disk.",
+        "            flush.wait()\n        self._hash",
+        "            pass\n        self._hash",
+        "tests/faults/test_record_beside_noise.py",
+    ),
+    _fault(
+        "forked-line",
+        "A forked process takes back the line that its parent is writing.",
+        "if os.getpid() == self._process and self._flush is flush:",
+        "if self._flush is flush:",
+        "tests/faults/test_record_beside_noise.py",
     ),
     _fault(
         "hash-chain",

@@ -42,8 +42,18 @@ MISMATCHES = {
         result(noise_multiplier=9.0),
         "noise_multiplier is 9.0 in the result and 1.5 in the settings",
     ),
+    "result source": (
+        result(noise="fast (NOT cryptographic)"),
+        "noise is 'fast (NOT cryptographic)' in the result and 'secure (",
+    ),
+    "result seed": (result(noise="secure, seeded: protects nobody"), "noise is 'secure, seeded"),
     "seed": (("config.json", lambda content: content.update(seed=1)), "configuration has a seed"),
 }
+
+
+def test_the_words_of_earlier_versions_for_the_same_noise_are_no_mismatch(folder):
+    edited(folder / "result.json", result(noise="secure (AES-256-CTR, on a grid)")[1])
+    assert statement_of_folder(folder).verdict.kind != "not-established"
 
 
 @pytest.mark.parametrize("name", list(MISMATCHES))

@@ -9,7 +9,8 @@ import os
 import secrets
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,25 @@ class Ledger:
         Raises:
             LedgerError: it could not be written; then it must not be released.
         """
-        require_event(event)
+        self._require_recordable(event)
         with self._lock:
             self._write(self._own(event))
+
+    @contextmanager
+    def recording(self, event: GaussianEvent) -> Iterator[None]:
+        """Add what is about to be released; it goes to the disk beside what is done in here.
+
+        Release it after that, not in here. If what is done in here raises, nothing is recorded.
+
+        Raises:
+            LedgerError: it could not be written; then it must not be released.
+        """
+        self._require_recordable(event)
+        with self._lock:
+            record = self._own(event)
+            with nullcontext() if self._file is None else self._file.appending(record):
+                yield
+            self._append(record)
 
     def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
         """Upper bound on what everything together spends at `delta`; kept until the next step."""
@@ -264,6 +281,12 @@ class Ledger:
         for record in records:
             ledger._append(record)
         return ledger
+
+    def _require_recordable(self, event: GaussianEvent) -> None:
+        require_event(event)
+        if self._file is not None:
+            # Before the lock, which a forked process may have inherited from a thread it lacks.
+            self._file.require_own_process()
 
     def _own(self, event: GaussianEvent) -> LedgerRecord:
         if os.getpid() != self._process:  # forked: parent and child go on apart

@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -78,6 +79,7 @@ class LedgerFile:
         self._stream: BinaryIO | None = stream
         self._hash = content.hash
         self._size = self._attempted = content.size
+        self._flush: _Flush | None = None  # that is under way
         self._process = os.getpid()
         self.id = content.id
         self.adjacency = content.adjacency
@@ -132,45 +134,84 @@ class LedgerFile:
         If this fails, for want of room or by an interrupt, the line is taken back: what it says was
         not released. Where even that fails, nothing can be written any more.
         """
-        content = {"event": record.event.to_dict(), "session": record.session}
-        self._add(*chain_line(content, self._hash))
+        with self._adding(_content(record)):
+            pass
+
+    def appending(self, record: LedgerRecord) -> AbstractContextManager[None]:
+        """Write one line, which goes to the disk beside what is done in here, and is there after.
+
+        What is done in here must not be released in here. If it raises, the line is taken back.
+        """
+        return self._adding(_content(record), beside=True)
 
     def note_restoration(self, steps: int) -> None:
         """Record that so many steps were missing here; whoever reads the file is warned."""
-        self._add(*chain_line({_RESTORED: steps}, self._hash))
+        with self._adding({_RESTORED: steps}):
+            pass
 
     def close(self) -> None:
         """Let go of the file and its lock."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
+            self._end_flush()  # before another file can get its number
             if sys.platform != "win32":  # at once, even if a forked process still has the file open
                 fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
             stream.close()
 
-    def _add(self, line: bytes, digest: str) -> None:
-        stream = self._require_usable()
-        self._attempted = self._size + len(line)
-        try:
-            self._take_back(stream)  # of what was interrupted while it was being taken back
-            rest = line
-            while rest:  # a disk that is nearly full takes a part, and fails only at the next
-                rest = rest[stream.write(rest) :]
-            os.fsync(stream.fileno())
-        except OSError as error:
-            self._give_up(stream, error)
-        except BaseException:
-            self._take_back(stream)
-            raise
-        self._hash, self._size = digest, self._attempted
-
-    def _require_usable(self) -> BinaryIO:
-        if self._stream is None:
-            raise LedgerError(f"{self.path} was closed, so nothing can be released any more")
+    def require_own_process(self) -> None:
+        """Refuse a process that was forked from the one that opened the file."""
         if os.getpid() != self._process:
             raise LedgerError(
                 f"{self.path} belongs to the process that opened it: a forked one cannot record in"
                 " it, so nothing was released"
             )
+
+    @contextmanager
+    def _adding(self, content: Mapping[str, Any], *, beside: bool = False) -> Iterator[None]:
+        line, digest = chain_line(content, self._hash)
+        stream = self._require_usable()
+        self._end_flush()  # that an interrupt left alone
+        self._attempted = self._size + len(line)
+        with self._taken_back_on_error(stream):
+            self._take_back(stream)  # of what was interrupted while it was being taken back
+            rest = line
+            while rest:  # a disk that is nearly full takes a part, and fails only at the next
+                rest = rest[stream.write(rest) :]
+            self._flush = flush = _Flush(stream.fileno())
+            flush.start(beside=beside)
+        try:
+            yield
+        except BaseException:
+            # Not in a forked process, and not if this was left alone and others came after it.
+            if os.getpid() == self._process and self._flush is flush:
+                with suppress(LedgerError), self._taken_back_on_error(stream):
+                    flush.wait()
+                    self._take_back(stream)
+            raise
+        self.require_own_process()
+        with self._taken_back_on_error(stream):
+            flush.wait()
+        self._hash, self._size, self._flush = digest, self._attempted, None
+
+    def _end_flush(self) -> None:
+        if self._flush is not None:
+            self._flush.end()
+            self._flush = None
+
+    @contextmanager
+    def _taken_back_on_error(self, stream: BinaryIO) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._give_up(stream, error)
+        except BaseException:
+            self._take_back(stream)
+            raise
+
+    def _require_usable(self) -> BinaryIO:
+        if self._stream is None:
+            raise LedgerError(f"{self.path} was closed, so nothing can be released any more")
+        self.require_own_process()
         if not self.is_in_place:
             raise LedgerError(
                 f"{self.path} was moved, deleted or changed while in use, so nothing was"
@@ -199,6 +240,50 @@ class LedgerFile:
             f"{self.path} cannot be written ({error}), so nothing was released. Repair the disk,"
             " then resume from the last checkpoint"
         ) from error
+
+
+class _Flush:
+    """What was written to a file goes to the disk, in a thread beside other work or at once."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._is_done = handle, threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, *, beside: bool) -> None:
+        """Begin; if it is not beside other work, it is done after this."""
+        if beside:
+            self._thread = threading.Thread(target=self._run, name="quietgrad-ledger")
+            try:
+                self._thread.start()
+                return
+            except RuntimeError:  # no more threads, or the interpreter is about to end
+                self._thread = None
+        os.fsync(self._handle)
+
+    def wait(self) -> None:
+        """Until it is done; what it raised is raised."""
+        self.end()
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Until it is done, if it was begun, and by this process."""
+        # An interrupt of join() would make Python take the thread for ended.
+        if self._thread is not None and self._thread.is_alive():
+            self._is_done.wait()
+
+    def _run(self) -> None:
+        try:
+            os.fsync(self._handle)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._is_done.set()
+
+
+def _content(record: LedgerRecord) -> dict[str, Any]:
+    return {"event": record.event.to_dict(), "session": record.session}
 
 
 def read_ledger(path: str | Path) -> LedgerContent:

@@ -6,7 +6,8 @@ import hashlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from quietgrad import accounting
@@ -195,12 +196,25 @@ class Budget:
         self._forget_pass_of_others()
         event = self._event(step, pass_number)
         self._ledger.record(event)
+        self._count(event, pass_number)
+        return event.noise_multiplier
+
+    @contextmanager
+    def recording(self, step: int, *, pass_number: int) -> Iterator[float]:
+        """The same, beside what is done in here. If that raises, nothing is recorded."""
+        self._forget_pass_of_others()
+        event = self._event(step, pass_number)
+        with self._ledger.recording(event):
+            yield event.noise_multiplier
+        self._count(event, pass_number)
+
+    def _count(self, event: GaussianEvent, pass_number: int) -> None:
+        """What was recorded."""
         if self._pass_number != pass_number:
             self._pass_number, self._noise_in_pass = pass_number, set()
         self._noise_in_pass.add(event.noise_multiplier)
         self._recorded += 1
         self._ledger_steps = self._ledger.steps
-        return event.noise_multiplier
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; the ledger is saved apart."""

@@ -543,14 +543,19 @@ class PrivacyEngine:
             self._capture.require_unwritten()
             self._update.require_same_parameters()
             self._check_sums(batch.size)
-        # First the ledger, then the update: a crash in between overstates what was spent.
-        sigma = self._budget.record(self.steps_taken, pass_number=batch.pass_number)
+        # First the ledger, then the update: a crash in between overstates what was spent. A disk is
+        # slow: noise is made meanwhile, of copies, so that the step can be taken again if it fails.
+        step, noisy = self.steps_taken, None
+        if self._ledger.has_file and self._update.takes_a_while(self._batch.sums):
+            with self._budget.recording(step, pass_number=batch.pass_number) as sigma:
+                noisy = self._noisy_sums(step, sigma, keeps_sums=True)
+        else:
+            sigma = self._budget.record(step, pass_number=batch.pass_number)
         try:
             self._batch.spend()
             # Also if the optimizer fails: part of the update may be in the weights by then.
-            step = self._state.advance(batch)
-            sums, std = self._batch.sums, self._radii.sum_multiplier(sigma) * self.sensitivity
-            self._update.update(sums, step=step, std=std, divisor=self._batch_size)
+            self._state.advance(batch)
+            self._update.update(self._noisy_sums(step, sigma) if noisy is None else noisy)
             self._radii.adapt(self._batch.tally, self._noise)
         finally:
             self._batch.end()
@@ -563,6 +568,12 @@ class PrivacyEngine:
         self._batch.settle(is_doubtful)
         if is_doubtful:
             check_sums(self._batch.sums, groups, self._clipping, samples)
+
+    def _noisy_sums(self, step: int, sigma: float, *, keeps_sums: bool = False) -> list[Tensor]:
+        sums, std = self._batch.sums, self._radii.sum_multiplier(sigma) * self.sensitivity
+        return self._update.noisy(
+            sums, step=step, std=std, divisor=self._batch_size, keeps_sums=keeps_sums
+        )
 
 
 def _do_nothing() -> None:

@@ -222,6 +222,9 @@ def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
+_LEAST, _MOST = 1 << 17, 1 << 20  # entries on the host: half a millisecond of noise, and of copies
+
+
 class NoisyUpdate:
     """Lets the optimizer step with the engine's gradients, and with no others.
 
@@ -249,19 +252,43 @@ class NoisyUpdate:
         """Refuse an optimizer that holds other parameters than those that are clipped."""
         require_same_parameters(self._parameters, self._optimizer)
 
-    def update(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: int) -> None:
-        """Add noise of this deviation to the sums, divide them, and run the optimizer.
+    def takes_a_while(self, sums: Mapping[str, Tensor]) -> bool:
+        """Whether noise takes longer than a thread to begin, and to copy these sums does not.
 
-        A parameter without a sum, which no sample used, gets noise alone.
+        On a device nothing is copied, and hundreds of operations are launched.
         """
+        on_host = [total.numel() for total in sums.values() if total.device.type == "cpu"]
+        return len(on_host) < len(sums) or _LEAST <= sum(on_host) <= _MOST
+
+    def noisy(
+        self,
+        sums: Mapping[str, Tensor],
+        *,
+        step: int,
+        std: float,
+        divisor: int,
+        keeps_sums: bool = False,
+    ) -> list[Tensor]:
+        """The sums with noise of this deviation, divided, by parameter; nothing is released yet.
+
+        A parameter without a sum, which no sample used, gets noise alone. The sums are used up,
+        unless they are kept.
+        """
+        if keeps_sums:
+            # On a device they are joined, which copies them.
+            sums = {n: t.clone() if t.device.type == "cpu" else t for n, t in sums.items()}
+        self._noise.begin_step(step)
+        trained = self._parameters
+        totals = [
+            sums[n] if n in sums else torch.zeros_like(real_parts(p.detach()))
+            for n, p in trained.items()
+        ]
+        return self._noise.add(totals, std, divisor)
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Run the optimizer with what `noisy` gave."""
         try:
-            self._noise.begin_step(step)
             trained = self._parameters
-            totals = [
-                sums[n] if n in sums else torch.zeros_like(real_parts(p.detach()))
-                for n, p in trained.items()
-            ]
-            gradients = self._noise.add(totals, std, divisor)
             if self._momentum is not None:
                 gradients = self._momentum.apply_outer(gradients)
                 self._momentum.remember()

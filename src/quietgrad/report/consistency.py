@@ -220,15 +220,16 @@ def _about_result(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
         if settings.data.get("adaptive_radius") is None:
             expected["sensitivity"] = settings.sensitivity
         if "noise_source" in settings.data:
-            expected["noise"] = settings.data["noise_source"]
+            stated, described = private.get("noise"), settings.data["noise_source"]
+            # Earlier versions had other words for the same source.
+            is_same = _noise_in_words(str(stated)) == _noise_in_words(str(described))
+            expected["noise"] = stated if is_same else described
     run = {name: result[name] for name in ("epochs", "batch_size") if name in result}
     yield from _differences("result", {**run, **private}, _source(evidence), expected)
     noise, source = private.get("noise"), known.get("noise")
-    if settings is None and noise is not None and source is not None:
-        # In words, of which the first is the name of the source.
-        is_seeded = "seeded" in str(noise)
-        if str(noise).partition(" ")[0] != source or is_seeded != evidence.has_seeded_noise:
-            yield f"noise is {noise!r} in the result and {source!r} in the ledger."
+    is_compared = settings is None and noise is not None and source is not None
+    if is_compared and _noise_in_words(str(noise)) != (source, evidence.has_seeded_noise):
+        yield f"noise is {noise!r} in the result and {source!r} in the ledger."
     said, accountant = private.get("is_guarantee"), _result_accountant(evidence)
     is_guarantee = accountants.resolve(accountant).is_guarantee and not evidence.is_seeded
     if said is not None and said is not is_guarantee:
@@ -237,6 +238,11 @@ def _about_result(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
             f" it is {is_guarantee!r} (accountant {accountant},"
             f" {'seeded' if evidence.is_seeded else 'not seeded'})."
         )
+
+
+def _noise_in_words(words: str) -> tuple[str, bool]:
+    """The name of the source, which is the first word, and whether it had a seed."""
+    return words.partition(" ")[0], "seeded" in words
 
 
 def _result_accountant(evidence: Evidence) -> str:

@@ -16,7 +16,9 @@ from quietgrad.factors.base import (
     RawNorms,
     TensorFactor,
     form,
+    of_samples,
     scale_samples,
+    summed,
     to_float32,
     vector_norm,
 )
@@ -56,7 +58,7 @@ class Conv(TensorFactor):
     def __init__(
         self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry
     ) -> None:
-        self.inputs, self.grads = to_float32(inputs), to_float32(grads)
+        self.inputs, self.grads = inputs, grads
         self.batch, self.images = inputs.shape[:2]
         self.shape, self.geometry = shape, geometry
         super().__init__(self.grads, self.inputs)
@@ -65,7 +67,7 @@ class Conv(TensorFactor):
         parts = [
             Outer(rows.mT, cols, self.geometry.groups).sq_norm() for rows, cols in self._products()
         ]
-        return torch.cat(parts) if parts else self.grads.new_zeros(0)
+        return torch.cat(parts) if parts else self.grads.new_zeros(0, dtype=self.dtype)
 
     def raw_norms(self) -> RawNorms | None:
         width = self.shape.numel() // max(1, self.shape[0]) * self.geometry.groups
@@ -77,9 +79,16 @@ class Conv(TensorFactor):
         return None if raw is None else raw._replace(factor=self)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.is_half:
+            total = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            return self.add_weighted_sum(weights, total)
         grads = scale_samples(self.grads, weights).flatten(0, 1)
         inputs = self.inputs.flatten(0, 1)
         return _weight_gradient(inputs, grads, self.shape, self.geometry, self.geometry.groups)
+
+    @summed
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        return total.add_(self.weighted_sum(weights))
 
     def materialize(self) -> Tensor:
         return next(iter(self.materializers().values()))()
@@ -95,8 +104,8 @@ class Conv(TensorFactor):
     def signature(self) -> Hashable:
         return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
 
-    def select(self, samples: slice | Tensor) -> Conv:
-        return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Conv:
+        return Conv(change(self.inputs), change(self.grads), self.shape, self.geometry)
 
     def scaled(self, scales: Tensor) -> Conv:
         grads = scale_samples(self.grads, scales)
@@ -106,6 +115,7 @@ class Conv(TensorFactor):
         # Large entries of both maps need not lie under one kernel: only the sums tell the size.
         return Dense(self.materialize()).rescaled()
 
+    @of_samples
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.
         lengths = [vector_norm(maps.flatten(1), dim=1) for maps in (self.inputs, self.grads)]
@@ -123,6 +133,7 @@ class Conv(TensorFactor):
         size = float(self.batch * self.shape.numel())
         return Cost(2.0 * self.images * math.prod(self._grid()) * size, size)
 
+    @of_samples
     def _by_groups(self) -> Tensor:
         shape = torch.Size((self.batch * self.shape[0], *self.shape[1:]))
         inputs, grads = (t.transpose(0, 1).flatten(1, 2) for t in (self.inputs, self.grads))
@@ -132,7 +143,9 @@ class Conv(TensorFactor):
 
     def _by_patches(self) -> Tensor:
         height, width, *kernel = self.shape
-        out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
+        out = torch.empty(
+            (self.batch, height, width * math.prod(kernel)), dtype=self.dtype, device=self.device
+        )
         start = 0
         for rows, cols in self._products():
             torch.bmm(rows, cols, out=out[start : start + len(rows)])
@@ -149,7 +162,7 @@ class Conv(TensorFactor):
         if self.geometry.transposed:
             small, large = large, small
         for samples, cols in _patches(large, self.shape[2:], self._grid(), self.geometry):
-            yield _rows(small[samples]), cols
+            yield to_float32(_rows(small[samples])), cols
 
     def _grid(self) -> torch.Size:
         """Spatial size of the map on which the kernel slides: one outer product per position."""
@@ -171,7 +184,8 @@ def _patches(
     reach = [(g - 1) * s + (k - 1) * d + 1 for g, s, k, d in steps]
     margins = zip(reach, sizes, geometry.padding, strict=True)
     sides = [max(need, size + 2 * margin) for need, size, margin in margins]
-    padded = images.new_zeros(most * per_sample, *sides, channels)  # channels last: quicker to copy
+    wide = to_float32(images[:0])
+    padded = wide.new_zeros(most * per_sample, *sides, channels)  # channels last: quicker to copy
     windows = _view_windows(padded, kernel, grid, geometry)
     copied = windows.new_empty(windows.shape)
     inside = tuple(slice(p, p + size) for p, size in zip(geometry.padding, sizes, strict=True))

@@ -155,11 +155,6 @@ def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
     return max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).bits)
 
 
-def _bytes_of(factor: Factor) -> int:
-    tensors = (tensor for stamp in factor.stamps() for tensor in stamp.tensors)
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 class ClippedReducer:
     """Receives parameters' factors and turns each complete group into its clipped sum.
 
@@ -203,7 +198,7 @@ class ClippedReducer:
         if not self._missing[index]:
             self._ready.append(index)
             if len(self.groups) > 1:
-                self._waiting += sum(_bytes_of(found.factor) for found in self._held[index])
+                self._waiting += sum(found.factor.held_bytes() for found in self._held[index])
                 if self._waiting > _WAITING_BYTES.get(held.device.type, _WAITING_BYTES_ELSEWHERE):
                     self._reduce_ready(is_last=False)
 
@@ -289,7 +284,7 @@ class ClippedReducer:
             self._norms[index], self._weights[index] = norms[place], weights[place]
         self.grads.is_torn = True
         with doubts_noted() as doubts:
-            self._add_sums(bulk, weights)
+            self._add_sums(bulk, weights, is_held=is_open)
         self._doubts += doubts
         if is_open:
             self._doubts.append(Doubt(is_fine))
@@ -308,7 +303,21 @@ class ClippedReducer:
         are_bounded = norms * weights.abs() <= norms.new_tensor(bounds).unsqueeze(1)
         return weights, are_bounded.all()
 
-    def _add_sums(self, bulk: Bulk, weights: Tensor) -> None:
+    def _add_sums(self, bulk: Bulk, weights: Tensor, *, is_held: bool) -> None:
+        """Unless it is held, to be summed again, what has been summed is freed at once."""
+        summed = self._add_stacked(bulk, weights)
+        rows, left = weights.unbind(), [*zip(bulk.places, bulk.found, strict=True)][::-1]
+        if not is_held:
+            bulk.found, bulk.held, bulk.stacks = [], [], []
+        while left:
+            place, (name, factor, *_) = left.pop()
+            if name not in summed:
+                total = self.grads.get(name)
+                total = self._evaluator.weighted_sum(factor, rows[place], None, total)
+                self.grads[name] = total
+
+    def _add_stacked(self, bulk: Bulk, weights: Tensor) -> set[str]:
+        """Sums of small gradients, made together; the names of their parameters."""
         summed: set[str] = set()
         for members, stack in bulk.stacks:
             own = [bulk.found[i] for i in members]
@@ -320,12 +329,7 @@ class ClippedReducer:
                 summed.update(found.name for found in own)
                 for found in own:
                     self._evaluator.release(found.factor)
-        rows = weights.unbind()
-        for place, (name, factor, *_) in zip(bulk.places, bulk.found, strict=True):
-            if name not in summed:
-                total = self.grads.get(name)
-                total = self._evaluator.weighted_sum(factor, rows[place], None, total)
-                self.grads[name] = total
+        return summed
 
     def _add(self, shares: dict[str, Tensor]) -> None:
         known = [name for name in shares if name in self.grads]

@@ -230,7 +230,10 @@ class Evaluator:
     def _costs(self, factor: Factor) -> dict[Strategy, float]:
         ghost, dense = factor.sq_norm_cost(), factor.materialize_cost()
         costs: dict[Strategy, float] = {"ghost": ghost.flops + _MEMORY_PASS * ghost.floats}
-        if sum(self._kept.values()) + factor.dtype.itemsize * dense.floats <= self._budget:
+        size = factor.dtype.itemsize * dense.floats
+        fits = sum(self._kept.values()) + size <= self._budget
+        # Half precision is chosen to save memory: nothing longer than what is held takes its place.
+        if fits and not (factor.is_half and size > factor.held_bytes()):
             # The weighted sum is then read off the kept gradients, which saves its flops.
             costs["keep"] = _MEMORY_PASS * _KEEP_PASSES * dense.floats
         else:

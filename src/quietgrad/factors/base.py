@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -134,10 +135,16 @@ class Factor(ABC):
 
     batch: int
     shape: torch.Size
+    is_half = False  # whether some of what it was made of is in half precision
 
     @abstractmethod
     def stamps(self) -> Iterable[Stamp]:
         """Of the tensors that it was made of, as they were then."""
+
+    def held_bytes(self) -> int:
+        """The size of those tensors."""
+        tensors = (tensor for stamp in self.stamps() for tensor in stamp.tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def seal(self) -> None:
         """From here on also find writes that torch does not count; costs a pass."""
@@ -264,11 +271,21 @@ class Stamp:
         return next(place for place, each in enumerate(differs) if each)
 
 
+# Numbers that are held in half precision are multiplied and added up in float32: so many of them
+# are widened at a time, for as long as it takes.
+_WIDENED_FLOATS = {"cpu": 1 << 19}
+_WIDENED_FLOATS_ELSEWHERE = 1 << 24
+
+
 class TensorFactor(Factor):
-    """A factor that was made of tensors; ``values``, the first, has its device and its type."""
+    """A factor that was made of tensors; ``values``, the first, has its device and its type.
+
+    They are held as they are, in half precision too; norms and sums are in float32 then.
+    """
 
     def __init__(self, values: Tensor, *others: Tensor) -> None:
         self._values, self._stamp = values, Stamp(values, *others)
+        self.is_half = any(is_half(tensor) for tensor in self._stamp.tensors)
 
     def stamps(self) -> Iterable[Stamp]:
         return (self._stamp,)
@@ -279,7 +296,68 @@ class TensorFactor(Factor):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._values.dtype
+        return torch.float32 if is_half(self._values) else self._values.dtype
+
+    @abstractmethod
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same, made of other tensors."""
+
+    def select(self, samples: slice | Tensor) -> Self:
+        return self._with(lambda tensor: tensor[samples])
+
+    def widened(self) -> Iterator[tuple[slice, Self]]:
+        """Which samples, and their factor in float32: all of them, if it is so already."""
+        if not self.is_half:
+            yield slice(None), self
+            return
+        most = _WIDENED_FLOATS.get(self.device.type, _WIDENED_FLOATS_ELSEWHERE)
+        held = sum(tensor.numel() for tensor in self._stamp.tensors)
+        at_once = max(1, self.batch * most // max(1, held))
+        for start in range(0, max(1, self.batch), at_once):
+            samples = slice(start, start + at_once)
+
+            def widen(tensor: Tensor, samples: slice = samples) -> Tensor:
+                return to_float32(tensor[samples])
+
+            yield samples, self._with(widen)
+
+
+_Held = TypeVar("_Held", bound=TensorFactor)
+
+
+def of_samples(method: Callable[[_Held], Tensor]) -> Callable[[_Held], Tensor]:
+    """A method that gives something of each sample: in float32, a few samples at a time."""
+
+    @wraps(method)
+    def in_float32(self: _Held) -> Tensor:
+        if not self.is_half:
+            return method(self)
+        found: Tensor | None = None
+        for samples, part in self.widened():
+            values = method(part)
+            if found is None:
+                found = values.new_empty(self.batch, *values.shape[1:])
+            found[samples] = values
+        assert found is not None
+        return found
+
+    return in_float32
+
+
+def summed(
+    method: Callable[[_Held, Tensor, Tensor], Tensor],
+) -> Callable[[_Held, Tensor, Tensor], Tensor]:
+    """An ``add_weighted_sum`` that adds a few samples at a time, in float32."""
+
+    @wraps(method)
+    def in_float32(self: _Held, weights: Tensor, total: Tensor) -> Tensor:
+        if not self.is_half:
+            return method(self, weights, total)
+        for samples, part in self.widened():
+            total = method(part, weights[samples], total)
+        return total
+
+    return in_float32
 
 
 def content_of(tensor: Tensor) -> Tensor:
@@ -287,7 +365,8 @@ def content_of(tensor: Tensor) -> Tensor:
     values = tensor.detach()
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     values = values if values.is_floating_point() else values.double()
-    return torch.stack([values.sum(), torch.linalg.vector_norm(values)])
+    wide = torch.float32 if is_half(values) else None
+    return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 
 
 def real_parts(tensor: Tensor) -> Tensor:
@@ -331,11 +410,14 @@ def form(tensor: Tensor) -> Hashable:
     return rough, order, tensor.dtype  # of sizes the two leading bits
 
 
+def is_half(tensor: Tensor) -> bool:
+    """Whether its numbers are in half precision."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
 def to_float32(tensor: Tensor) -> Tensor:
     """Half-precision tensors as float32: norms and sums are never computed in half precision."""
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor.float()
-    return tensor
+    return tensor.float() if is_half(tensor) else tensor
 
 
 def cover_rounding(squares: Tensor, magnitude: Tensor) -> Tensor:
@@ -358,6 +440,7 @@ def vector_norm(tensor: Tensor, order: float = 2, *, dim: int, keepdim: bool = F
 
 def scale_samples(tensor: Tensor, weights: Tensor) -> Tensor:
     """Multiply sample ``i`` of ``tensor[B, ...]`` by ``weights[i]``."""
+    tensor = to_float32(tensor)
     return tensor * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
@@ -440,8 +523,8 @@ class Dense(TensorFactor):
     def signature(self) -> Hashable:
         return Dense, form(self.grads)
 
-    def select(self, samples: slice | Tensor) -> Dense:
-        return Dense(self.grads[samples])
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Dense:
+        return Dense(change(self.grads))
 
     def scaled(self, scales: Tensor) -> Dense:
         return Dense(scale_samples(self.grads, scales))

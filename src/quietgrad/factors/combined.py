@@ -16,6 +16,7 @@ from quietgrad.factors.base import (
     cover_rounding,
     is_true,
     power_of_two,
+    to_float32,
     vector_norm,
     writable,
 )
@@ -34,6 +35,7 @@ class Combined(Factor):
     def __init__(self, parts: Sequence[Factor]) -> None:
         self.parts = tuple(parts)
         self.batch, self.shape = parts[0].batch, parts[0].shape
+        self.is_half = any(part.is_half for part in parts)
 
     def stamps(self) -> Iterable[Stamp]:
         return [stamp for part in self.parts for stamp in part.stamps()]
@@ -129,9 +131,12 @@ def dot(left: Factor, right: Factor) -> Tensor:
 
 def _outer_dot_gather(outer: Outer, gather: Gather) -> Tensor:
     """``sum_{t,s} rows[t, ids[s]] * <cols[t], values[s]>``: the tied head and embedding."""
-    ids = gather.ids[:, None, :].expand(-1, outer.positions, -1)
-    rows = outer.rows.gather(2, ids)
-    return (outer.cols @ gather.values.mT).mul_(rows).sum((1, 2))
+    products = []
+    for samples, part in outer.widened():
+        values, ids = to_float32(gather.values[samples]), gather.ids[samples]
+        rows = part.rows.gather(2, ids[:, None, :].expand(-1, outer.positions, -1))
+        products.append((part.cols @ values.mT).mul_(rows).sum((1, 2)))
+    return torch.cat(products)
 
 
 def _materialized_dot(left: Factor, right: Factor) -> Tensor:

@@ -16,7 +16,9 @@ from quietgrad.factors.base import (
     RawNorms,
     TensorFactor,
     form,
+    of_samples,
     scale_samples,
+    summed,
     to_float32,
     vector_norm,
 )
@@ -59,7 +61,7 @@ class Conv(TensorFactor):
     def __init__(
         self, inputs: Tensor, grads: Tensor, shape: torch.Size, geometry: Geometry
     ) -> None:
-        self.inputs, self.grads = to_float32(inputs), to_float32(grads)
+        self.inputs, self.grads = inputs, grads
         self.batch, self.images = inputs.shape[:2]
         self.shape, self.geometry = shape, geometry
         super().__init__(self.grads, self.inputs)
@@ -68,7 +70,7 @@ class Conv(TensorFactor):
         parts = [
             Outer(rows.mT, cols, self.geometry.groups).sq_norm() for rows, cols in self._products()
         ]
-        return torch.cat(parts) if parts else self.grads.new_zeros(0)
+        return torch.cat(parts) if parts else self.grads.new_zeros(0, dtype=self.dtype)
 
     def raw_norms(self) -> RawNorms | None:
         width = self.shape.numel() // max(1, self.shape[0]) * self.geometry.groups
@@ -80,9 +82,16 @@ class Conv(TensorFactor):
         return None if raw is None else raw._replace(factor=self)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.is_half:
+            total = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            return self.add_weighted_sum(weights, total)
         grads = scale_samples(self.grads, weights).flatten(0, 1)
         inputs = self.inputs.flatten(0, 1)
         return _weight_gradient(inputs, grads, self.shape, self.geometry, self.geometry.groups)
+
+    @summed
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
+        return total.add_(self.weighted_sum(weights))
 
     def materialize(self) -> Tensor:
         return next(iter(self.materializers().values()))()
@@ -99,8 +108,8 @@ class Conv(TensorFactor):
     def signature(self) -> Hashable:
         return Conv, form(self.inputs), form(self.grads), self.shape, self.geometry
 
-    def select(self, samples: slice | Tensor) -> Conv:
-        return Conv(self.inputs[samples], self.grads[samples], self.shape, self.geometry)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Conv:
+        return Conv(change(self.inputs), change(self.grads), self.shape, self.geometry)
 
     def scaled(self, scales: Tensor) -> Conv:
         grads = scale_samples(self.grads, scales)
@@ -110,6 +119,7 @@ class Conv(TensorFactor):
         # Large entries of both maps need not lie under one kernel: only the sums tell the size.
         return Dense(self.materialize()).rescaled()
 
+    @of_samples
     def magnitude(self) -> Tensor:
         # No patch is longer than the whole image.
         lengths = [vector_norm(maps.flatten(1), dim=1) for maps in (self.inputs, self.grads)]
@@ -127,6 +137,7 @@ class Conv(TensorFactor):
         size = float(self.batch * self.shape.numel())
         return Cost(2.0 * self.images * math.prod(self._grid()) * size, size)
 
+    @of_samples
     def _by_groups(self) -> Tensor:
         shape = torch.Size((self.batch * self.shape[0], *self.shape[1:]))
         inputs, grads = (t.transpose(0, 1).flatten(1, 2) for t in (self.inputs, self.grads))
@@ -136,7 +147,9 @@ class Conv(TensorFactor):
 
     def _by_patches(self) -> Tensor:
         height, width, *kernel = self.shape
-        out = self.grads.new_empty(self.batch, height, width * math.prod(kernel))
+        out = torch.empty(
+            (self.batch, height, width * math.prod(kernel)), dtype=self.dtype, device=self.device
+        )
         start = 0
         for rows, cols in self._products():
             count = rows.shape[0]
@@ -158,7 +171,7 @@ class Conv(TensorFactor):
             for dim, axis in enumerate(axes, 3):
                 large = large.narrow(dim, 0, (axis.grid - 1) * axis.stride + 1)
                 large = large[(slice(None),) * dim + (slice(None, None, axis.stride),)]
-            yield _rows(small), _rows(large).mT
+            yield to_float32(_rows(small)), to_float32(_rows(large).mT)
             return
         if self._has_few_channels():
             patches = _patches_by_tap(large, axes)
@@ -166,7 +179,8 @@ class Conv(TensorFactor):
             patches = _patches(large, axes, by_channel=self.geometry.groups > 1)
         rows = _rows(small) if self.images == 1 else None
         for samples, cols in patches:
-            yield _rows(small[samples]) if rows is None else rows[samples], cols
+            some = _rows(small[samples]) if rows is None else rows[samples]
+            yield to_float32(some), cols
 
     def _has_few_channels(self) -> bool:
         """Whether patches are laid out tap by tap; there may be no more than two dimensions."""
@@ -258,7 +272,8 @@ def _patches(
     positions = math.prod(axis.grid for axis in axes)
     most, chunks = _chunks(batch, per_sample * positions * width)
     sides = [axis.side for axis in axes]
-    padded = images.new_zeros(most, per_sample, *sides, channels)  # channels last: quicker to copy
+    wide = to_float32(images[:0])
+    padded = wide.new_zeros(most, per_sample, *sides, channels)  # channels last: quicker to copy
     inside = padded[(slice(None), slice(None), *(axis.inside for axis in axes))]
     windows = _view_windows(padded.flatten(0, 1), axes, by_channel=by_channel)
     copied = windows.new_empty(windows.shape)
@@ -283,12 +298,13 @@ def _patches_by_tap(images: Tensor, axes: Sequence[_Axis]) -> Iterator[tuple[sli
     positions, width = outer.grid * inner.grid, channels * outer.kernel * inner.kernel
     most, chunks = _chunks(batch, positions * width)
     images = images.reshape(batch, channels, outer.size, inner.size)
-    padded = images.new_zeros(most, channels, outer.side, inner.side)
+    wide = to_float32(images[:0])
+    padded = wide.new_zeros(most, channels, outer.side, inner.side)
     inside = padded[:, :, outer.inside, inner.inside]
     lanes = padded.unflatten(3, (inner.lane, inner.stride)).movedim(-1, 2)
     split = lanes if inner.stride == 1 else lanes.new_empty(lanes.shape)
-    by_row = images.new_empty(most, channels, inner.kernel, outer.stride, outer.lane, inner.grid)
-    by_tap = images.new_empty(most, channels, outer.kernel, inner.kernel, positions)
+    by_row = wide.new_empty(most, channels, inner.kernel, outer.stride, outer.lane, inner.grid)
+    by_tap = wide.new_empty(most, channels, outer.kernel, inner.kernel, positions)
     copies = [] if inner.stride == 1 else [(split, lanes)]
     sample, channel, along, row, _ = split.stride()
     for taps, lane, begin, apart in inner.taps():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from quietgrad.factors.base import (
     TensorFactor,
     cover_rounding,
     form,
+    of_samples,
     peaks_of,
     power_of_two,
     scale_samples,
+    summed,
     to_float32,
     vector_norm,
 )
@@ -30,7 +32,7 @@ class Gather(TensorFactor):
     """
 
     def __init__(self, ids: Tensor, values: Tensor, shape: torch.Size) -> None:
-        self.ids, self.values = ids, to_float32(values)
+        self.ids, self.values = ids, values
         self.batch, self.shape = ids.shape[0], shape
         self.width = values.shape[2]
         self._rows = shape.numel() // max(1, self.width)
@@ -41,6 +43,7 @@ class Gather(TensorFactor):
         """Whether ids count the first dimension of the table."""
         return self._rows == self.shape[0]
 
+    @of_samples
     def sq_norm(self) -> Tensor:
         if not self.values.numel():
             return self.values.new_zeros(self.batch)
@@ -55,8 +58,9 @@ class Gather(TensorFactor):
         return cover_rounding(squares.view(self.batch, -1).sum(1), self.magnitude())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.add_weighted_sum(weights, self.values.new_zeros(self.shape))
+        return self.add_weighted_sum(weights, self.values.new_zeros(self.shape, dtype=self.dtype))
 
+    @summed
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
         values = scale_samples(self.values, weights).flatten(0, 1).to(total.dtype)
         if self.has_whole_rows:
@@ -64,6 +68,7 @@ class Gather(TensorFactor):
         rows = values.new_zeros(self._rows, self.width).index_add_(0, self.ids.flatten(), values)
         return total.add_(rows.view(self.shape))
 
+    @of_samples
     def materialize(self) -> Tensor:
         values = self.values.flatten(0, 1)
         table = values.new_zeros(self.batch * self._rows, values.shape[1])
@@ -72,16 +77,18 @@ class Gather(TensorFactor):
     def signature(self) -> Hashable:
         return Gather, form(self.values), self.shape
 
-    def select(self, samples: slice | Tensor) -> Gather:
-        return Gather(self.ids[samples], self.values[samples], self.shape)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Gather:
+        return Gather(change(self.ids), change(self.values), self.shape)
 
     def scaled(self, scales: Tensor) -> Gather:
         return Gather(self.ids, scale_samples(self.values, scales), self.shape)
 
     def rescaled(self) -> tuple[Gather, Tensor]:
-        scales = power_of_two(peaks_of(self.values, 1))
-        return Gather(self.ids, self.values / scales.view(-1, 1, 1), self.shape), scales
+        values = to_float32(self.values)
+        scales = power_of_two(peaks_of(values, 1))
+        return Gather(self.ids, values / scales.view(-1, 1, 1), self.shape), scales
 
+    @of_samples
     def magnitude(self) -> Tensor:
         return vector_norm(self.values.flatten(1), dim=1)
 

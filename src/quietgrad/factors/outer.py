@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from quietgrad.factors.base import (
     cover_rounding,
     form,
     is_true,
+    of_samples,
     peaks_of,
     power_of_two,
     scale_samples,
+    summed,
     to_float32,
     vector_norm,
 )
@@ -41,7 +43,7 @@ class Outer(TensorFactor):
     def __init__(
         self, rows: Tensor, cols: Tensor, groups: int = 1, shape: torch.Size | None = None
     ) -> None:
-        self.rows, self.cols, self.groups = to_float32(rows), to_float32(cols), groups
+        self.rows, self.cols, self.groups = rows, cols, groups
         self.batch, self.positions, height = rows.shape
         self.shape = shape or torch.Size((height, cols.shape[2] // groups))
         self._magnitude: Tensor | None = None
@@ -49,11 +51,11 @@ class Outer(TensorFactor):
 
     def sq_norm(self) -> Tensor:
         if self.positions == 0 or not self.shape.numel():
-            return self.rows.new_zeros(self.batch)
+            return self.rows.new_zeros(self.batch, dtype=self.dtype)
         if self.groups > 1:
             return self._ungrouped().sq_norm().view(self.batch, self.groups).sum(1)
         if self.positions == 1:
-            return (_lengths(self.rows) * _lengths(self.cols)).squeeze(1).square()
+            return self._lengths_of_positions().squeeze(1).square()
         raw = self._gram_norms()
         found = raw.stacked([raw])
         assert isinstance(found, GramNorms)
@@ -67,19 +69,32 @@ class Outer(TensorFactor):
             return None
         if self.positions > 1:
             return self._gram_norms()
-        lengths = tuple(vector_norm(side, dim=2) for side in (self.rows, self.cols))
-        return RawNorms(self, lengths, LengthNorms)
+        parts = [
+            tuple(vector_norm(side, dim=2) for side in (part.rows, part.cols))
+            for _, part in self.widened()
+        ]
+        return RawNorms(self, _join(parts), LengthNorms)
 
     def _gram_norms(self) -> RawNorms:
-        row_gram, col_gram = self.rows @ self.rows.mT, self.cols @ self.cols.mT
-        if row_gram.numel() <= STACKED_FLOATS:
-            return RawNorms(self, (row_gram, col_gram), SmallGramNorms)
+        if self.batch * self.positions**2 <= STACKED_FLOATS:
+            grams = _join([part._grams() for _, part in self.widened()])
+            return RawNorms(self, grams, SmallGramNorms)
+        return RawNorms(self, _join([part._squares() for _, part in self.widened()]), GramNorms)
+
+    def _grams(self) -> tuple[Tensor, ...]:
+        return self.rows @ self.rows.mT, self.cols @ self.cols.mT
+
+    def _squares(self) -> tuple[Tensor, ...]:
+        row_gram, col_gram = self._grams()
         # Copies: the matrices themselves are not to be held.
         sizes = [gram.diagonal(dim1=1, dim2=2).clone() for gram in (row_gram, col_gram)]
         # Not a product of matrices: sums are rounded less.
-        return RawNorms(self, (row_gram.mul_(col_gram).sum((1, 2)), *sizes), GramNorms)
+        return row_gram.mul_(col_gram).sum((1, 2)), *sizes
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.is_half:
+            total = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            return self.add_weighted_sum(weights, total)
         if self.groups > 1:
             blocks, shape = self._ungrouped(weights), (self.batch, self.groups, self.positions, -1)
             total = torch.einsum("bgtp,bgtd->gpd", blocks.rows.view(shape), blocks.cols.view(shape))
@@ -87,6 +102,7 @@ class Outer(TensorFactor):
         rows, cols = self._weigh_smaller(weights)
         return (rows.flatten(0, 1).mT @ cols.flatten(0, 1)).view(self.shape)
 
+    @summed
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
         if self.groups > 1 or not total.is_contiguous() or total.dtype != self.rows.dtype:
             return super().add_weighted_sum(weights, total)
@@ -95,6 +111,7 @@ class Outer(TensorFactor):
         matrix.addmm_(rows.flatten(0, 1).mT, cols.flatten(0, 1))
         return total
 
+    @of_samples
     def materialize(self) -> Tensor:
         if self.groups > 1:
             return self._ungrouped().materialize().view(self.batch, *self.shape)
@@ -103,14 +120,15 @@ class Outer(TensorFactor):
     def signature(self) -> Hashable:
         return Outer, form(self.rows), form(self.cols), self.groups, self.shape
 
-    def select(self, samples: slice | Tensor) -> Outer:
-        return Outer(self.rows[samples], self.cols[samples], self.groups, self.shape)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Outer:
+        return Outer(change(self.rows), change(self.cols), self.groups, self.shape)
 
     def scaled(self, scales: Tensor) -> Outer:
         return Outer(self.rows, scale_samples(self.cols, scales), self.groups, self.shape)
 
     def rescaled(self) -> tuple[Outer, Tensor]:
-        rows, cols = (t.unflatten(2, (self.groups, -1)) for t in (self.rows, self.cols))
+        sides = to_float32(self.rows), to_float32(self.cols)
+        rows, cols = (side.unflatten(2, (self.groups, -1)) for side in sides)
         rows, cols, scales = balance(rows, cols)
         return Outer(rows.flatten(2), cols.flatten(2), self.groups, self.shape), scales
 
@@ -119,7 +137,12 @@ class Outer(TensorFactor):
             return self._magnitude
         if self.groups > 1:
             return self._ungrouped().magnitude().view(self.batch, -1).square().sum(1).sqrt()
-        return (_lengths(self.rows) * _lengths(self.cols)).square().sum(1).sqrt()
+        return self._lengths_of_positions().square().sum(1).sqrt()
+
+    @of_samples
+    def _lengths_of_positions(self) -> Tensor:
+        """Of the product of each position's row and column, ``[B, T]``."""
+        return _lengths(self.rows) * _lengths(self.cols)
 
     def sq_norm_cost(self) -> Cost:
         if self.positions == 1:
@@ -141,6 +164,11 @@ class Outer(TensorFactor):
         if self.rows.shape[2] <= self.cols.shape[2]:
             return scale_samples(self.rows, weights), self.cols
         return self.rows, scale_samples(self.cols, weights)
+
+
+def _join(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The tensors of some samples each, as those of all."""
+    return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 class GramNorms(StackedNorms):

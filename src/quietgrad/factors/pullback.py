@@ -16,6 +16,7 @@ from quietgrad.factors.base import (
     RawNorms,
     Stamp,
     cover_rounding,
+    is_half,
     is_true,
     to_float32,
 )
@@ -68,7 +69,7 @@ class Pullback:
     @property
     def keeps_norms(self) -> bool:
         """Whether nothing is computed on the way, so that nothing is rounded either."""
-        return self.isometric and not _is_half(self.derived) and not _is_half(self.source)
+        return self.isometric and not is_half(self.derived) and not is_half(self.source)
 
     def stretch(self) -> float:
         """By how much a cotangent is typically stretched: of a fixed one, the same for all data."""
@@ -91,6 +92,7 @@ class Pulled(Factor):
     def __init__(self, inner: Factor, pullback: Pullback) -> None:
         self.inner, self.pullback = inner, pullback
         self.batch, self.shape = inner.batch, pullback.source.shape
+        self.is_half = inner.is_half
 
     @property
     def device(self) -> torch.device:
@@ -190,10 +192,6 @@ def _changed_on_the_way() -> UnsupportedOperationError:
         "a gradient became longer or shorter on the way through a view of a parameter: a hook on "
         "the view changes it after it was clipped. Remove the hook."
     )
-
-
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def _storage(tensor: Tensor) -> int:

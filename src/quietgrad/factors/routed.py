@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 
 import torch
@@ -21,7 +21,7 @@ class Routed(TensorFactor):
     """
 
     def __init__(self, ids: Tensor, rows: Tensor, cols: Tensor, shape: torch.Size) -> None:
-        self.ids, self.rows, self.cols = ids, to_float32(rows), to_float32(cols)
+        self.ids, self.rows, self.cols = ids, rows, cols
         self.batch, self.shape = rows.shape[0], shape
         assert ids.shape == rows.shape[:2] == cols.shape[:2]
         super().__init__(self.rows, self.cols, ids)
@@ -30,7 +30,7 @@ class Routed(TensorFactor):
         return self._by_sample(self._pairs.sq_norm())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.add_weighted_sum(weights, self.rows.new_zeros(self.shape))
+        return self.add_weighted_sum(weights, self.rows.new_zeros(self.shape, dtype=self.dtype))
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
         samples, matrices = self._places
@@ -41,21 +41,22 @@ class Routed(TensorFactor):
         return total
 
     def materialize(self) -> Tensor:
-        out = self.rows.new_zeros(self.batch, *self.shape)
+        out = self.rows.new_zeros(self.batch, *self.shape, dtype=self.dtype)
         out[self._places] = self._pairs.materialize()
         return out
 
     def signature(self) -> Hashable:
         return Routed, form(self.rows), form(self.cols), self.shape
 
-    def select(self, samples: slice | Tensor) -> Routed:
-        return Routed(self.ids[samples], self.rows[samples], self.cols[samples], self.shape)
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Routed:
+        return Routed(change(self.ids), change(self.rows), change(self.cols), self.shape)
 
     def scaled(self, scales: Tensor) -> Routed:
         return Routed(self.ids, self.rows, scale_samples(self.cols, scales), self.shape)
 
     def rescaled(self) -> tuple[Routed, Tensor]:
-        rows, cols, scales = balance(self.rows.unsqueeze(2), self.cols.unsqueeze(2))
+        sides = (to_float32(side).unsqueeze(2) for side in (self.rows, self.cols))
+        rows, cols, scales = balance(*sides)
         return Routed(self.ids, rows.squeeze(2), cols.squeeze(2), self.shape), scales
 
     def magnitude(self) -> Tensor:

@@ -331,7 +331,7 @@ def _operand_factor(
     target, shape = terms[index], operands[index].shape
     sizes = _sizes(operands, terms)
     others = [
-        _drop_broadcast(to_float32(operand.conj()), term, sizes)
+        _drop_broadcast(operand.conj(), term, sizes)
         for position, (operand, term) in enumerate(zip(operands, terms, strict=True))
         if position != index
     ]
@@ -346,7 +346,7 @@ def _operand_factor(
         layout = OwnedLayout.of(layout, grad.shape)
     if isinstance(layout, OwnedLayout):
         rows = _OwnedRows(layout, output_term)
-        gradient, term = rows.mark(to_float32(grad), output_term)
+        gradient, term = rows.mark(grad, output_term)
         pairs = [rows.mark(tensor, t) for tensor, t in others]
         routed = [letter for letter in kept if letter in rows.letters]
         is_real = not grad.is_complex()
@@ -361,9 +361,7 @@ def _operand_factor(
         is_outer = is_real and not routed
         factor = _as_outer(pairs, gradient, term, kept, shape) if is_outer else None
         return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
-    gradient, term = _mark_samples(
-        layout, to_float32(grad), output_term, output_term, batch_of_one=True
-    )
+    gradient, term = _mark_samples(layout, grad, output_term, output_term, batch_of_one=True)
     pairs = [_mark_samples(layout, tensor, t, output_term) for tensor, t in others]
     factor = None if grad.is_complex() else _as_outer(pairs, gradient, term, kept, shape)
     return factor or _as_dense(pairs, gradient, term, target, shape, sizes)
@@ -406,7 +404,7 @@ def _as_dense(
     present = [c for c in target if any(c in t for t in inputs)]
     kept = [c for c, n in zip(target, shape, strict=True) if c in present and n == sizes[c]]
     equation = f"{','.join(inputs)}->{_SAMPLE}{''.join(kept)}"
-    grads = torch.einsum(equation, *(t for t, _ in pairs), grad)
+    grads = torch.einsum(equation, *(to_float32(t) for t, _ in pairs), to_float32(grad))
     # A letter that only the parameter has is summed over: its gradient is the same all along.
     for position, letter in enumerate(target):
         if letter not in kept:

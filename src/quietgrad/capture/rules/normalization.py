@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from quietgrad.capture.call import Call, Uses, sum_channels
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
-from quietgrad.factors.base import Dense, Factor, to_float32
+from quietgrad.factors.base import Dense, Factor, is_half, to_float32
 
 if TYPE_CHECKING:
     from quietgrad.capture.tape import Site
@@ -299,10 +299,15 @@ def _trailing_scale(
     layout: Layout, grad: Tensor, *inputs: Tensor, dims: int, normalize: Normalize | None
 ) -> Factor:
     """Of the scale, or of the shift if nothing normalizes."""
-    grad = to_float32(grad)
-    products = grad if normalize is None else grad * normalize(to_float32(inputs[0]))
+    products = to_float32(grad) if normalize is None else _products(grad, inputs[0], normalize)
     return Dense(layout.sum_positions(products, dims))
 
 
 def _channel_scale(layout: Layout, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:
-    return sum_channels(layout, to_float32(grad) * normalize(to_float32(input)))
+    return sum_channels(layout, _products(grad, input, normalize))
+
+
+def _products(grad: Tensor, input: Tensor, normalize: Normalize) -> Tensor:
+    """With what was normalized; as little as can be is widened at a time."""
+    normalized = normalize(to_float32(input))
+    return normalized.mul_(grad) if is_half(grad) else normalized * grad

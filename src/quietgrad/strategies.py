@@ -91,22 +91,22 @@ class Kernel(NamedTuple):
     how: str = ""
 
 
-class Spent(NamedTuple):
+class Effort(NamedTuple):
     """What a thread has used so far, or between two moments."""
 
     seconds: float
     pages: int
 
     @classmethod
-    def so_far(cls) -> Spent:
+    def so_far(cls) -> Effort:
         """Of this thread; pages only where the system tells."""
         pages = getrusage(RUSAGE_THREAD).ru_minflt if sys.platform == "linux" else 0
         return cls(time.thread_time(), pages)
 
-    def since(self) -> Spent:
+    def since(self) -> Effort:
         """From then until now."""
-        now = Spent.so_far()
-        return Spent(now.seconds - self.seconds, now.pages - self.pages)
+        now = Effort.so_far()
+        return Effort(now.seconds - self.seconds, now.pages - self.pages)
 
 
 class _Trial(NamedTuple):
@@ -115,7 +115,7 @@ class _Trial(NamedTuple):
     key: Hashable
     way: Kernel
     samples: int
-    spent: Spent
+    spent: Effort
 
 
 class Evaluator:
@@ -157,7 +157,7 @@ class Evaluator:
         way, is_trial = self._timings.choose(key, ways)
         if not is_trial:
             return self._measure(factor, way)
-        started = Spent.so_far()
+        started = Effort.so_far()
         norms, held = self._measure(factor, way)
         norms = norms if isinstance(norms, Tensor) else norms.compute()
         self._trials[id(held)] = _Trial(key, way, factor.batch, started.since())
@@ -181,7 +181,7 @@ class Evaluator:
         """
         trial = self._trials.pop(id(held), None)
         self.release(held)
-        started = Spent.so_far() if trial is not None else None
+        started = Effort.so_far() if trial is not None else None
         total = _sum(held, weights, samples, total)
         if trial is not None and started and self._timings is not None and samples is None:
             seconds, pages = map(sum, zip(trial.spent, started.since(), strict=True))

@@ -164,6 +164,8 @@ class ClippedReducer:
         evaluator: how norms and sums are computed.
         batch: the number of samples.
         sums: what the sums are added to. Whoever gives them says when they are whole again.
+        loss_scale: a power of two by which all gradients come multiplied. Norms, weights and sums
+            are those of the gradients without it.
     """
 
     def __init__(
@@ -173,10 +175,11 @@ class ClippedReducer:
         evaluator: Evaluator,
         batch: int,
         sums: Sums | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self.grads = Sums() if sums is None else sums
         self.groups, self.clipping, self._evaluator = groups, clipping, evaluator
-        self._batch = batch
+        self._batch, self.loss_scale = batch, loss_scale
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
         self._missing = [set(group.parameters) for group in groups]
         self._held: list[list[Measured]] = [[] for _ in groups]
@@ -260,19 +263,21 @@ class ClippedReducer:
 
     def _reduce_ready(self, *, is_last: bool) -> None:
         """Clip and sum what waits, as if every norm could be used as it came; if not, carefully."""
-        ready, self._ready, self._waiting = self._ready, [], 0
+        for index in self._ready:
+            if not self._held[index]:  # of no sample's concern
+                self._norms[index] = self._weights[index] = torch.zeros(self._batch)
+        ready = [index for index in self._ready if self._held[index]]
+        self._ready, self._waiting = [], 0
+        if not ready:
+            return
         bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
         for index in ready:
             self._held[index] = []
-        if not bulk.found:
-            for index in ready:
-                self._norms[index] = self._weights[index] = torch.zeros(self._batch)
-            return
         for found in bulk.found:
             if found.factor.changed():
                 raise ChangedGradientError(found.name)  # what was measured must be what is summed
         squares = bulk.squares()
-        norms = squares.sqrt()
+        norms = self._unscaled(squares.sqrt())
         weights, are_bounded = self._weigh(norms, ready)
         is_fine = torch.stack([*bulk.are_usual(squares), are_bounded]).all()
         # What is added to cannot be taken back: only the first sum of a batch can be done again.
@@ -284,7 +289,7 @@ class ClippedReducer:
             self._norms[index], self._weights[index] = norms[place], weights[place]
         self.grads.is_torn = True
         with doubts_noted() as doubts:
-            self._add_sums(bulk, weights, is_held=is_open)
+            self._add_sums(bulk, self._for_sum(weights), is_held=is_open)
         self._doubts += doubts
         if is_open:
             self._doubts.append(Doubt(is_fine))
@@ -350,13 +355,13 @@ class ClippedReducer:
         self, index: int, held: Sequence[Measured], norms: Tensor, extremes: Tensor | None
     ) -> Tensor:
         """Clip and sum one group; which samples are finite."""
-        group = self.groups[index]
+        group, norms = self.groups[index], self._unscaled(norms)
         finite = norms.isfinite()
         weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
         self.grads.is_torn = True
-        samples = None
+        samples, weights = None, self._for_sum(weights)
         # Whatever a gradient of norm zero consists of, no weight may enlarge it.
         usual = weights.where(norms != 0, 0.0)
         if extremes is not None:
@@ -369,6 +374,18 @@ class ClippedReducer:
                 total = add_extremes(factor, extremes, weights, total)
             self.grads[name] = total
         return finite
+
+    def _unscaled(self, norms: Tensor) -> Tensor:
+        """Norms without the scale of the losses; at least the smallest number that is whole."""
+        if self.loss_scale == 1.0:
+            return norms
+        found = norms / self.loss_scale
+        least = torch.finfo(found.dtype).tiny
+        return torch.where((norms > 0) & (found < least), least, found)
+
+    def _for_sum(self, weights: Tensor) -> Tensor:
+        """The weights of gradients that are scaled."""
+        return weights if self.loss_scale == 1.0 else weights / self.loss_scale
 
     def _check_bound(self, group: Group, norms: Tensor, weights: Tensor) -> None:
         bound = self.clipping.bound(group.radius)

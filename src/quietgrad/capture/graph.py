@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,6 +75,38 @@ def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
+
+
+def refuse_scaler(losses: Tensor, ends: Collection[Any]) -> None:
+    """Refuse losses that a ``GradScaler`` scaled, between the model's outputs and here.
+
+    It leaves a product with a tensor of one float32 number. Whether that is one's scale is asked of
+    all that there are, or told by its value if the scaler is gone.
+    """
+    for node in list_nodes(losses, ends):
+        if type(node).__name__ != "MulBackward0":
+            continue
+        factor = node._saved_other
+        if factor is None or factor.ndim or factor.dtype != torch.float32 or factor.requires_grad:
+            continue
+        value = float(factor)
+        if value == _FIRST_SCALE or any(scale == value for scale in _list_scales()):
+            raise LossError(
+                f"the losses were multiplied by {value:g}, the scale of a torch.amp.GradScaler: it "
+                "changes what is clipped, and a scale that follows overflows of the data is "
+                "private itself. Remove the scaler, and pass a constant to the engine: "
+                "PrivacyEngine(..., loss_scale=1024.0), which is divided out before clipping. "
+                "bfloat16 needs none."
+            )
+
+
+_FIRST_SCALE = 2.0**16
+
+
+def _list_scales() -> Iterator[float]:
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.amp.GradScaler) and each.is_enabled():
+            yield each.get_scale()
 
 
 def _refuse_leaf(node: Any, tape: Tape, describe: Callable[[nn.Parameter], str]) -> None:

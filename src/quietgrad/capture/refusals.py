@@ -161,6 +161,16 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
         )
 
 
+def check_scale(losses: Tensor, scale: float) -> None:
+    """Refuse a factor that losses of this type cannot be multiplied by."""
+    if scale > torch.finfo(losses.dtype).max:
+        raise LossError(
+            f"loss_scale={scale:g} is more than {losses.dtype} can hold: every gradient would be "
+            "infinite. Compute the losses in float32 (F.cross_entropy(logits.float(), ...)), or "
+            "choose a smaller power of two."
+        )
+
+
 # -- operations that leak or mix samples, whether or not a parameter is involved -----------------
 
 

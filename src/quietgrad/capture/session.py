@@ -37,6 +37,7 @@ from quietgrad.capture.refusals import (
     check_losses,
     check_module,
     check_replaced_buffers,
+    check_scale,
     kept_data_refusal,
     note_if_exhausted,
     raw_data_refusal,
@@ -93,6 +94,7 @@ class Capture:
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
         self._model, self._devices = model, find_devices(model)
+        self.loss_scale = 1.0  # by which gradients come multiplied
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
         self.picks_rows = False  # whether the last backward pass met rows in any order
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
@@ -173,10 +175,10 @@ class Capture:
         self._provenance.watch.begin()
         self._attributes.begin(looking=verify)
         self._tape = Tape(self._layouts, self._provenance, batch, verify=verify)
-        self._tape.collation = collation
+        self._tape.collation, self._tape.scale = collation, self.loss_scale
 
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
-        """One backward pass of ``scale * losses[B]``; every parameter's factor goes to ``sink``.
+        """One backward pass of ``scale * loss_scale * losses[B]``; factors go to ``sink``.
 
         Where this is to be verified, or an operation has not been seen before, probes first
         establish which rows belong to which sample, and that samples are independent.
@@ -184,6 +186,7 @@ class Capture:
         tape, collation = self._tape, self._tape.collation
         check_losses(losses, tape.batch)
         refuse_compiled_backward()
+        check_scale(losses, scale * tape.scale)
         if not self._when():
             raise StrayGradientError(
                 "the model is in eval mode: its forward was not captured, and nothing was "

@@ -120,6 +120,7 @@ class Tape:
         self.layouts, self.provenance = layouts, provenance
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
+        self.scale = 1.0  # of all losses, in every pass
         self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False
         self.phase = TapePhase.FORWARD
         self.sites: list[Site] = []
@@ -222,8 +223,13 @@ class Tape:
     def probe(self, losses: Tensor, probe: Probe) -> list[Arrival]:
         """Back-propagate losses times the probe's seeds; what arrives at the sites, in order."""
         arrivals: list[Arrival] = []
-        self.propagate([losses], [probe.seeds.to(losses.dtype)], arrivals.append, probe=probe)
+        seeds = self.scaled(probe.seeds.to(losses.dtype))
+        self.propagate([losses], [seeds], arrivals.append, probe=probe)
         return arrivals
+
+    def scaled(self, seeds: Tensor) -> Tensor:
+        """What losses are to be multiplied by for these seeds of a probe."""
+        return seeds if self.scale == 1.0 else seeds * self.scale
 
     def propagate(
         self,
@@ -249,7 +255,8 @@ class Tape:
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        torch.autograd.backward(losses, torch.full_like(losses, scale), inputs=self._ends())
+        seeds = torch.full_like(losses, scale * self.scale)
+        torch.autograd.backward(losses, seeds, inputs=self._ends())
         for name in list(self._factors):
             self._complete(name)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quietgrad.capture.choice import split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
-from quietgrad.capture.graph import Graph, list_nodes, summarize_graph
+from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
@@ -211,6 +211,7 @@ class Verifier:
         only = len(tape.calls) == 1
         shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
+        refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)
         )
@@ -339,7 +340,7 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
 
     def run(seeds: Tensor, observe: Callable[[Arrival], object]) -> None:
         probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
-        tape.propagate([losses], [probe.seeds], observe, probe=probe)
+        tape.propagate([losses], [tape.scaled(probe.seeds)], observe, probe=probe)
 
     broken = ~losses.detach().isfinite() if tape.selects_rows else None
     if broken is not None and not broken.any():

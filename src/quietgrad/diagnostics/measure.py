@@ -155,6 +155,7 @@ class Gatherer:
         clipping: how.
         batch: the number of samples.
         memory_budget: bytes of materialized gradients that may be held.
+        loss_scale: by which the gradients come multiplied; it is divided out.
 
     Attributes:
         products: inner products of whole gradients, ``[B, B]``; not finite where a gradient is not.
@@ -173,11 +174,12 @@ class Gatherer:
         clipping: Clipping,
         batch: int,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        loss_scale: float = 1.0,
     ) -> None:
         if batch < 2:
             raise TooFewSamplesError(batch, "sample in the batch")
         self._groups, self._clipping = groups, clipping
-        self._budget = memory_budget
+        self._budget, self._loss_scale = memory_budget, loss_scale
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
         self._missing = [set(group.parameters) for group in groups]
         self._gathered: dict[int, Tensor] = {}
@@ -209,7 +211,7 @@ class Gatherer:
 
     def _reduce(self, index: int) -> None:
         group = self._groups[index]
-        products = self._gathered.pop(index).cpu()
+        products = self._gathered.pop(index).cpu() / self._loss_scale**2
         self.products += products
         norms = products.diagonal().sqrt()
         finite = norms.isfinite()

@@ -220,7 +220,9 @@ class StepRecorder(History):
         is_known = bool(self._history) and self._history[-1].step >= step
         if step % self._every or is_known or samples < 2:
             return reducer, lambda: None
-        gatherer = Gatherer(reducer.groups, reducer.clipping, samples, self._budget)
+        gatherer = Gatherer(
+            reducer.groups, reducer.clipping, samples, self._budget, reducer.loss_scale
+        )
         # Measured first: the reducer may free a factor, or change it.
         return SinkPair(gatherer, reducer), lambda: self._keep(step, gatherer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,27 @@ def check_pinning(pin_memory: Any) -> bool:
     return False
 
 
+_MOST_LOSS_SCALE = 2.0**24
+
+
+def check_loss_scale(scale: Any) -> float:
+    """A power of two: gradients that are multiplied and divided by it keep every digit."""
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not is_number or not 1 / _MOST_LOSS_SCALE <= scale <= _MOST_LOSS_SCALE:
+        what = "a GradScaler's scale follows the data: " if hasattr(scale, "get_scale") else ""
+        raise ValueError(
+            f"loss_scale={scale!r} is not valid: {what}expected a constant from 2**-24 to 2**24, "
+            "such as 1024.0"
+        )
+    if math.frexp(scale)[0] != 0.5:
+        near = 2.0 ** round(math.log2(scale))
+        raise ValueError(
+            f"loss_scale={scale!r} is not valid: expected a power of two, such as {near:g}, by "
+            "which gradients are multiplied and divided without rounding"
+        )
+    return float(scale)
+
+
 def check_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
     """What the engine knows how to do, with a warning if the optimizer does some of it again."""
     if not isinstance(momentum, InnerOuter):
@@ -226,6 +248,7 @@ def disclose_settings(
         "format": _FORMAT,
         **given,
         **{name: describe_options(each) for name, each in options.items()},
+        "loss_scale": given["loss_scale"] or 1.0,
         "target_epsilon": target,
         "dataset": _kind_of(state.loader.dataset),
         "dataset_size": size,

@@ -28,6 +28,7 @@ from quietgrad.engine.arguments import (
     check_accountant,
     check_delta,
     check_functions,
+    check_loss_scale,
     check_momentum,
     check_optimizer,
     check_pinning,
@@ -108,6 +109,9 @@ class PrivacyEngine:
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
+        loss_scale: A power of two, chosen without looking at the data, by which losses are
+            multiplied in the backward pass, so that small gradients do not vanish in float16. It is
+            divided out in float32 before clipping: radii, norms and noise are as without it.
         diagnostics: Measures raw gradients in some steps (``qg.diagnostics.StepRecorder``). What it
             returns and writes is NOT private.
         noise: Where the noise comes from: ``"secure"``, a cryptographic stream; or ``"fast"``, an
@@ -149,6 +153,7 @@ class PrivacyEngine:
         radius: float | AdaptiveRadius | None = None,
         momentum: InnerOuter | None = None,
         physical_batch_size: int | None = None,
+        loss_scale: float = 1.0,
         diagnostics: StepRecorder | None = None,
         noise: str = "secure",
         strategy: Strategy = "auto",
@@ -206,6 +211,7 @@ class PrivacyEngine:
             source=noise if seed is None else "seeded",
         )
         self._radii.require_payable(self._budget, noise_schedule)
+        loss_scale = check_loss_scale(loss_scale)
         settings = describe_settings(
             optimizer=optimizer,
             sampling=draws.accounting,
@@ -223,6 +229,7 @@ class PrivacyEngine:
             adjacency=self._ledger.adjacency,
             momentum=None if momentum is None else repr(momentum),
             adaptive_radius=None if adaptive is None else repr(adaptive),
+            loss_scale=None if loss_scale == 1 else loss_scale,
         )
         self._options = {
             "clipping": self._clipping,
@@ -251,6 +258,7 @@ class PrivacyEngine:
         self._batch = BatchAccumulator(self._radii.limits)
         self._capture = Capture(model, when=lambda: model.training)
         self._capture.on_verified = schedule.note_done
+        self._capture.loss_scale = loss_scale
         self._iterator = BatchIterator(
             self._state,
             self._batch,
@@ -287,9 +295,9 @@ class PrivacyEngine:
     def backward(self, losses: Losses) -> None:
         """Clip every sample's gradient of the current micro-batch and add it to the sum.
 
-        Do not scale the losses, by hand or by a ``GradScaler``: gradients are clipped as they are
-        scaled, so that a factor changes what ``clipping="abadi"`` clips, and a factor that follows
-        the data is private itself.
+        Do not scale the losses: gradients are clipped as they are scaled, so that a factor changes
+        what ``clipping="abadi"`` clips, and a factor that follows the data, as a ``GradScaler``'s
+        does, is private itself. ``loss_scale=`` is for float16.
 
         Args:
             losses: One loss per sample, a 1-D tensor; or a function that computes it.
@@ -299,8 +307,8 @@ class PrivacyEngine:
             self._require_usable()
             with self._batch.adding() as size:
                 evaluator = Evaluator(*self._evaluator_options, self._timings)
-                sums = self._batch.sums
-                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums)
+                sums, scale = self._batch.sums, self._capture.loss_scale
+                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums, scale)
                 sink, keep = self._watch(reducer, size)
                 with self._violations.watched(), explain_memory_errors(size):
                     self._capture.begin_backward()

@@ -323,5 +323,7 @@ class NoisyUpdate:
         if not self._is_due:
             raise StrayGradientError(
                 "optimizer.step() was called directly: it would apply a gradient without noise and "
-                "without a ledger entry. Call engine.step() instead."
+                "without a ledger entry. Call engine.step() instead. (A torch.amp.GradScaler calls "
+                "it too, in scaler.step(optimizer): remove the scaler and, if float16 needs one, "
+                "pass a constant, PrivacyEngine(..., loss_scale=1024.0).)"
             )

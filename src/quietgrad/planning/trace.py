@@ -199,9 +199,8 @@ class _Follow:
     def _work(self, factor: Factor) -> int:
         """Bytes for adding up, without the sum itself, which does not grow with the samples."""
         like = next(iter(tensors_of(factor)))
-        dtype = like.dtype if like.is_floating_point() else torch.float32
-        weights = torch.ones(factor.batch, dtype=dtype, device=like.device)
-        total = factor.shape.numel() * dtype.itemsize
+        weights = torch.ones(factor.batch, dtype=factor.dtype, device=like.device)
+        total = factor.shape.numel() * factor.dtype.itemsize
         return self.live.peak_of(lambda: factor.weighted_sum(weights), ignoring=total)
 
 

@@ -3,9 +3,9 @@
 Usage: python benchmarks/half_memory.py [--types float32 bfloat16] [--batch 64] [--autocast]
 
 Six layers, 192 wide, images of 64 pixels in patches of 8. Each way runs in a process of its own.
-Two peaks are shown, both of steady steps: of what torch has allocated since the step began, which
-is the same on every run; and of resident memory over what is resident between steps, which also has
-the buffers of kernels. Weights and what an optimizer keeps are in neither.
+Two peaks are shown, both of steady steps: of what torch has allocated since the step began; and of
+resident memory over what is resident between steps, which also has the buffers of kernels. Weights
+and what an optimizer keeps are in neither.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from torch.utils.data import TensorDataset
 
 import quietgrad
 from quietgrad import PrivacyEngine
+from quietgrad.accounting import ledger_file
+from quietgrad.engine import update
 
 COUNT, FEATURES, CLASSES = 6, 3, 2
 QUIET = 1e-9
@@ -44,6 +46,12 @@ def attach(model, dataset=None, **options) -> PrivacyEngine:
     }
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     return PrivacyEngine(model, optimizer, dataset or data(), **given | options)
+
+
+def record_beside_noise(monkeypatch, is_beside: bool = True) -> None:
+    """As with larger models on slow disks, where it saves time; or else never."""
+    monkeypatch.setattr(update, "_LEAST", 0 if is_beside else 1 << 60)
+    monkeypatch.setattr(ledger_file, "_SLOW", -1.0)
 
 
 def flat(model: nn.Module) -> Tensor:

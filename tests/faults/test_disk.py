@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson
-from quietgrad.engine import update
 from quietgrad.errors import LedgerError
 
-from .helpers import attach, flat, losses, mlp, train_once
+from .helpers import attach, flat, losses, mlp, record_beside_noise, train_once
 
 STEP = GaussianEvent(1.0, Poisson(0.1))
 
@@ -51,7 +50,7 @@ def fill_the_disk(monkeypatch, how, ledger):
 def test_a_step_is_refused_and_can_be_taken_once_there_is_room(
     path, how, is_beside_noise, monkeypatch
 ):
-    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
+    record_beside_noise(monkeypatch, is_beside_noise)
     model = mlp()
     engine = attach(model, ledger=path)
     train_once(engine, model)

@@ -7,9 +7,17 @@ import pytest
 import torch
 
 import quietgrad
-from quietgrad.engine import update
 
-from .helpers import assert_trains_as_ever, attach, data, flat, losses, mlp, train_once
+from .helpers import (
+    assert_trains_as_ever,
+    attach,
+    data,
+    flat,
+    losses,
+    mlp,
+    record_beside_noise,
+    train_once,
+)
 
 OWN = str(Path(quietgrad.__file__).parent)
 WATCHED = (OWN, torch.overrides.__file__)
@@ -86,7 +94,7 @@ def test_at_many_points_of_a_step():
 
 @pytest.mark.parametrize("is_beside_noise", [False, True])
 def test_at_many_points_of_a_step_with_a_ledger_file(tmp_path, monkeypatch, is_beside_noise):
-    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
+    record_beside_noise(monkeypatch, is_beside_noise)
     lines = lines_of_a_step(ledger=tmp_path / "count.jsonl")
     for point in range(lines // 2, lines + 1, 251):  # the file is written in the second half
         path = tmp_path / f"{point}.jsonl"
@@ -99,7 +107,7 @@ def test_at_many_points_of_a_step_with_a_ledger_file(tmp_path, monkeypatch, is_b
 def test_at_every_point_of_the_end_of_a_step_with_a_ledger_file(
     tmp_path, monkeypatch, is_beside_noise
 ):
-    monkeypatch.setattr(update, "_LEAST", 0 if is_beside_noise else 1 << 60)
+    record_beside_noise(monkeypatch, is_beside_noise)
     lines = lines_of_a_step(ledger=tmp_path / "count.jsonl")
     for point in range(lines - 800, lines + 1, 7):
         path = tmp_path / f"{point}.jsonl"

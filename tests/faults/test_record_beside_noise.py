@@ -13,11 +13,22 @@ import pytest
 import torch
 
 import quietgrad
-from quietgrad.accounting import GaussianEvent, Ledger, Poisson
+from quietgrad.accounting import GaussianEvent, Ledger, Poisson, ledger_file
 from quietgrad.engine import update
 from quietgrad.errors import LedgerError
 
-from .helpers import COUNT, X, Y, assert_trains_as_ever, attach, flat, losses, mlp, train_once
+from .helpers import (
+    COUNT,
+    X,
+    Y,
+    assert_trains_as_ever,
+    attach,
+    flat,
+    losses,
+    mlp,
+    record_beside_noise,
+    train_once,
+)
 
 NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 LIMIT = 60  # seconds, for what takes far less
@@ -25,8 +36,7 @@ LIMIT = 60  # seconds, for what takes far less
 
 @pytest.fixture(autouse=True)
 def _beside(monkeypatch):
-    """As for larger models, where it saves time."""
-    monkeypatch.setattr(update, "_LEAST", 0)
+    record_beside_noise(monkeypatch)
 
 
 @pytest.fixture
@@ -325,7 +335,7 @@ def test_no_thread_is_left(run):
 def test_a_seed_gives_the_same_run_with_and_without(path, tmp_path, monkeypatch):
     beside = Run(path, noise_multiplier=1.0)
     beside.engine.step()
-    monkeypatch.setattr(update, "_LEAST", 1 << 60)
+    record_beside_noise(monkeypatch, False)
     apart = Run(tmp_path / "other.jsonl", noise_multiplier=1.0)
     apart.engine.step()
     assert torch.equal(flat(beside.model), flat(apart.model))
@@ -343,14 +353,34 @@ def test_only_noise_that_takes_a_while_is_made_meanwhile(run, monkeypatch):
     assert takes_a_while({"a": torch.zeros(5, device="meta"), "b": torch.zeros(5)})
 
 
+def test_only_a_slow_disk_is_worth_it(path, monkeypatch):
+    monkeypatch.setattr(ledger_file, "_SLOW", 0.2)
+    fsync, begun = os.fsync, []
+
+    def slow(handle):
+        threading.Event().wait(0.3)
+        fsync(handle)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: begun.append(self) or start(self))
+    model = mlp()
+    engine = attach(model, ledger=path)
+    for flush, expected in [(fsync, 0), (slow, 0), (slow, 1), (fsync, 2), (fsync, 2)]:
+        monkeypatch.setattr(os, "fsync", flush)
+        train_once(engine, model)
+        assert len([each for each in begun if each.name == "quietgrad-ledger"]) == expected
+    assert not Ledger().is_slow
+
+
 KILLED = """
     import os, signal, sys
     sys.path.insert(0, {root!r})
     import torch
+    from quietgrad.accounting import ledger_file
     from quietgrad.engine import update
     from tests.faults.helpers import attach, mlp, train_once
 
-    update._LEAST = 0
+    update._LEAST, ledger_file._SLOW = 0, -1.0
     model = mlp()
     engine = attach(model, ledger=sys.argv[1])
     add, flush, where = engine._noise.add, os.fsync, sys.argv[2]

@@ -136,6 +136,11 @@ class Ledger:
         return self._file is not None
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the disk took a while for the last record: something else may be done beside."""
+        return self._file is not None and self._file.is_slow
+
+    @property
     def events(self) -> tuple[GaussianEvent, ...]:
         """What was recorded; equal steps in a row are one event."""
         events: list[GaussianEvent] = []

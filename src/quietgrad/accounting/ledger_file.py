@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -36,6 +37,7 @@ if sys.platform != "win32":
 _FORMAT = 1
 _RESTORED = "restored"
 _HEADING_NAMES = (b'"hash"', b'"quietgrad"')  # a damaged first line still has one of them
+_SLOW = 1e-3  # seconds; less is not worth a thread
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -80,6 +82,7 @@ class LedgerFile:
         self._hash = content.hash
         self._size = self._attempted = content.size
         self._flush: _Flush | None = None  # that is under way
+        self._flush_seconds = 0.0
         self._process = os.getpid()
         self.id = content.id
         self.adjacency = content.adjacency
@@ -127,6 +130,11 @@ class LedgerFile:
         # A write that was interrupted may have left a part of its line, or all of it.
         is_as_left = self._size <= here.st_size <= max(self._size, self._attempted)
         return os.path.samestat(here, there) and is_as_left
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it took a while until the last line was on the disk."""
+        return self._flush_seconds > _SLOW
 
     def append(self, record: LedgerRecord) -> None:
         """Write one line, and return when it is on the disk.
@@ -192,6 +200,7 @@ class LedgerFile:
         with self._taken_back_on_error(stream):
             flush.wait()
         self._hash, self._size, self._flush = digest, self._attempted, None
+        self._flush_seconds = flush.seconds
 
     def _end_flush(self) -> None:
         if self._flush is not None:
@@ -246,6 +255,7 @@ class _Flush:
     """What was written to a file goes to the disk, in a thread beside other work or at once."""
 
     def __init__(self, handle: int) -> None:
+        self.seconds = 0.0
         self._handle, self._is_done = handle, threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -259,7 +269,7 @@ class _Flush:
                 return
             except RuntimeError:  # no more threads, or the interpreter is about to end
                 self._thread = None
-        os.fsync(self._handle)
+        self._do()
 
     def wait(self) -> None:
         """Until it is done; what it raised is raised."""
@@ -273,9 +283,14 @@ class _Flush:
         if self._thread is not None and self._thread.is_alive():
             self._is_done.wait()
 
+    def _do(self) -> None:
+        start = time.perf_counter()
+        os.fsync(self._handle)
+        self.seconds = time.perf_counter() - start
+
     def _run(self) -> None:
         try:
-            os.fsync(self._handle)
+            self._do()
         except BaseException as error:
             self._error = error
         finally:

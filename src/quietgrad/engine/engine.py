@@ -551,10 +551,10 @@ class PrivacyEngine:
             self._capture.require_unwritten()
             self._update.require_same_parameters()
             self._check_sums(batch.size)
-        # First the ledger, then the update: a crash in between overstates what was spent. A disk is
-        # slow: noise is made meanwhile, of copies, so that the step can be taken again if it fails.
+        # First the ledger, then the update: a crash in between overstates what was spent. If a disk
+        # is slow, noise is made meanwhile, of copies: if it fails, the step can be taken again.
         step, noisy = self.steps_taken, None
-        if self._ledger.has_file and self._update.takes_a_while(self._batch.sums):
+        if self._ledger.is_slow and self._update.takes_a_while(self._batch.sums):
             with self._budget.recording(step, pass_number=batch.pass_number) as sigma:
                 noisy = self._noisy_sums(step, sigma, keeps_sums=True)
         else:

@@ -222,7 +222,8 @@ def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
-_LEAST, _MOST = 1 << 17, 1 << 20  # entries on the host: half a millisecond of noise, and of copies
+# Entries on the host: with fewer there is nothing to gain, and copies of more take room and time.
+_LEAST, _MOST = 1 << 16, 1 << 21
 
 
 class NoisyUpdate:

@@ -14,12 +14,13 @@ import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from quietgrad import noise
-from quietgrad.keystream import Words, fresh_key
+from quietgrad.keystream import Rest, Words, fresh_key, layers
 
 THREADS = (1, 2)
 
@@ -67,42 +68,48 @@ def show(ways: dict[str, Callable[[], object]], rounds: int, clock: Callable[[],
     Console().print(table)
 
 
-def parts() -> dict[str, tuple[Callable[[], object], float]]:
-    """What is done for a chunk of secure noise, and for how many entries of each value."""
-    half = noise.CHUNK // 2
-    words, room, totals = Words(noise.CHUNK), torch.empty(half, dtype=torch.int64), torch.ones(half)
-    bits = torch.from_numpy(words.fill(fresh_key(), 0, noise.CHUNK).view("<i8"))[:half]
-    uniform, angle, out = (torch.rand(half, dtype=torch.float64) for _ in range(3))
-    angle.sub_(0.5).mul_(6.28)
+def parts() -> dict[str, Callable[[], object]]:
+    """What is done for a chunk of secure noise, as in `keystream.Gaussians`."""
+    count, key = noise.CHUNK, fresh_key()
+    words, total = Words(count), torch.ones(count).numpy()
+    bits = words.fill(key, 0, count).view("<i8").copy()
+    values, sums = torch.empty(2, count, dtype=torch.float64).numpy()
+    chosen, is_outside = torch.empty(count, dtype=torch.int64).numpy(), np.empty(count, bool)
+    rest, widths = Rest(key, 1 << 64, 10_000_000), layers().widths
+    float32, doubles = torch.empty(count), bits * 2.0**-63
+    np.bitwise_and(bits, len(widths) - 1, out=chosen)
+    np.less(chosen, 3, out=is_outside)
     return {
-        "normal_ of float32": (totals.clone().normal_, 1),
-        "words of AES": (lambda: words.fill(fresh_key(), 0, noise.CHUNK), 0.5),
-        "63 bits of a word": (lambda: torch.bitwise_and(bits, 2**63 - 1, out=room), 0.5),
-        "radius and angle as doubles": (lambda: out.copy_(bits), 1),
-        "the smallest word": (room.min, 0.5),
-        "half of it added, scaled (four passes)": (lambda: out.mul_(0.5), 2),
-        "log": (lambda: torch.log(uniform, out=out), 0.5),
-        "sqrt": (lambda: torch.sqrt(uniform, out=out), 0.5),
-        "cos": (lambda: torch.cos(angle, out=out), 0.5),
-        "sin": (lambda: torch.sin(angle, out=out), 0.5),
-        "times the radius": (lambda: torch.mul(angle, uniform, out=out), 1),
-        "total added": (lambda: out.add_(totals, alpha=0.5), 1),
-        "rounded": (lambda: torch.round(angle, out=out), 1),
-        "divided": (lambda: torch.div(angle, 3.0, out=out), 1),
-        "as float32": (lambda: totals.copy_(uniform), 1),
+        "normal_ of float32": float32.normal_,
+        "words of AES": lambda: words.fill(key, 0, count),
+        "layer of a word": lambda: np.bitwise_and(bits, len(widths) - 1, out=chosen),
+        "those outside of all rectangles": lambda: (
+            np.flatnonzero(np.less(chosen, 3, out=is_outside)),
+            rest.take(count * 3 // len(widths)),
+        ),
+        "width of a layer": lambda: widths.take(chosen, out=sums, mode="wrap"),
+        "word as a double": lambda: np.copyto(values, bits, casting="unsafe"),
+        "times the width": lambda: np.multiply(doubles, sums, out=values),
+        "total as a double, added": lambda: (np.copyto(sums, total), np.add(sums, values, sums)),
+        "as float32": lambda: np.copyto(total, sums, casting="same_kind"),
+        "rounded to the grid, divided": lambda: (
+            np.multiply(total, 0.5, out=total),
+            np.rint(total, out=total),
+            np.divide(total, 3.0, out=total),
+        ),
     }
 
 
 def show_parts(rounds: int) -> None:
     torch.set_num_threads(1)
-    ways, values = parts(), noise.CHUNK // 2
+    ways = parts()
     times = [
-        [seconds(way, time.process_time, repeats=20) for way, _ in ways.values()]
+        [seconds(way, time.process_time, repeats=20) for way in ways.values()]
         for _ in range(rounds + 1)
     ][1:]
     table = Table("operation", "ns a value", title="Secure noise on one thread (medians)")
-    for i, (name, (_, share)) in enumerate(ways.items()):
-        cost = statistics.median(row[i] for row in times) / values * share
+    for i, name in enumerate(ways):
+        cost = statistics.median(row[i] for row in times) / noise.CHUNK
         table.add_row(name, f"{cost * 1e9:.2f}")
     Console().print(table)
 

@@ -102,6 +102,16 @@ def test_the_farthest_and_the_nearest_value():
 
 
 @SOURCES
+@pytest.mark.parametrize("shapes", [[(5,)], [(4,), (8, 3)]], ids=str)
+def test_totals_of_a_device_are_left_as_they_were(name, shapes):
+    """A step whose record fails is taken again with them."""
+    totals = [zeros(*shape) for shape in shapes]
+    noisy = noise.resolve(name).add(totals, 1.0)
+    assert all(bool((total.cpu() == 0).all()) for total in totals)
+    assert all(bool((values.cpu() != 0).any()) for values in noisy)
+
+
+@SOURCES
 def test_a_seed_reproduces_a_step_and_seeds_differ(name):
     def of(seed, step=0):
         source = noise.resolve(name, seed)

@@ -263,10 +263,7 @@ class ClippedReducer:
 
     def _reduce_ready(self, *, is_last: bool) -> None:
         """Clip and sum what waits, as if every norm could be used as it came; if not, carefully."""
-        for index in self._ready:
-            if not self._held[index]:  # of no sample's concern
-                self._norms[index] = self._weights[index] = torch.zeros(self._batch)
-        ready = [index for index in self._ready if self._held[index]]
+        ready = [index for index in self._ready if self._held[index]]  # others have no norms
         self._ready, self._waiting = [], 0
         if not ready:
             return

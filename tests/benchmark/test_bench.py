@@ -32,7 +32,7 @@ def test_everybody_is_timed_in_every_round():
         assert row.time.ratios == tuple(own / plain for own, plain in pairs)
     assert base.ratio == 1.0
     assert base.steps_before >= 4
-    assert rows["quietgrad all-layer"].time.steps_before == 8
+    assert rows["quietgrad all-layer"].time.steps_before == 16
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -103,8 +104,9 @@ def grid_size(std: float, bits: int) -> float:
     return float(math.ldexp(1.0, math.frexp(std)[1] - 1 - bits))
 
 
-# Entries at a time: small enough for the cache, large enough for torch to use all its threads.
+# Entries at a time: small enough for the cache, large enough for calls to take little of it.
 CHUNK = 1 << 18
+_CHUNKS_OF_THREAD = 8  # for fewer, a thread of its own does not pay
 
 
 class Piece(NamedTuple):
@@ -136,19 +138,39 @@ def whole_of(chunk: Sequence[Piece]) -> Piece:
     return Piece(total, output_buffer(total))
 
 
-def halves_of(whole: Piece) -> Iterator[Piece]:
+def released_array(whole: Piece) -> NDArray[Any]:
+    """The total in the memory where it is released."""
+    if whole.noisy.data_ptr() != whole.total.data_ptr():
+        whole.noisy.copy_(whole.total)
+    return whole.noisy.numpy()
+
+
+def halves_of(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Both halves of a run, the second one shorter if they cannot be equal."""
-    half = max(1, (len(whole.total) + 1) // 2)
-    return map(Piece, whole.total.split(half), whole.noisy.split(half))
+    half = (len(values) + 1) // 2
+    return values[:half], values[half:]
+
+
+def in_threads(
+    work: Callable[[Sequence[tuple[int, list[Piece]]]], None], chunks: Sequence[list[Piece]]
+) -> None:
+    """Hand out chunks, each with its number, to as many threads as torch uses."""
+    numbered = list(enumerate(chunks))
+    count = min(torch.get_num_threads(), len(chunks) // _CHUNKS_OF_THREAD)
+    if count < 2:
+        work(numbered)
+        return
+    bounds = [len(chunks) * place // count for place in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, (numbered[start:end] for start, end in pairwise(bounds))))
 
 
 def spread(whole: Piece, chunk: Sequence[Piece]) -> None:
     """Put what was released of a chunk where it belongs, if it is not there already."""
     if len(chunk) == 1:
         return
-    sizes = [len(piece.noisy) for piece in chunk]
-    for piece, part in zip(chunk, whole.noisy.split(sizes), strict=True):
-        piece.noisy.copy_(part)
+    sizes = [piece.noisy.numel() for piece in chunk]
+    torch._foreach_copy_([piece.noisy for piece in chunk], whole.noisy.split_with_sizes(sizes))
 
 
 def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -157,7 +179,7 @@ def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     for piece in pieces:
         for part in _cut(piece, room):
             chunk.append(part)
-            room -= len(part.total)
+            room -= part.total.numel()
             if not room:
                 yield chunk
                 chunk, room = [], CHUNK
@@ -167,7 +189,7 @@ def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def _cut(piece: Piece, room: int) -> Iterator[Piece]:
     """The first part as large as there is room, the others as large as a chunk."""
-    size = len(piece.total)
+    size = piece.total.numel()
     if size <= room:
         yield piece
         return
@@ -264,20 +286,26 @@ def _add_noise_fast_on_device(flat: Tensor, key: bytes, std: float, divisor: flo
 
 def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
     """Every chunk with the bits of its own place in the key's stream."""
-    sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
-    room = max((size + size % 2 for size in sizes), default=0)
-    words, gaussians = Words(room // 2), FastGaussians(room)
-    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
-        bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
-        whole = whole_of(chunk)
-        is_double = whole.total.dtype == torch.float64
-        drawn = gaussians.halves(torch.from_numpy(bits), 1.0 if is_double else std / divisor)
-        for (total, noisy), values in zip(halves_of(whole), drawn, strict=False):
-            values = values[: len(total)]
-            if is_double:  # scaled in its own precision
-                values = values.double().mul_(std / divisor)
-            torch.add(values, total, alpha=1 / divisor, out=noisy)
-        spread(whole, chunk)
+
+    def add_to(numbered: Sequence[tuple[int, list[Piece]]]) -> None:
+        sizes = [sum(piece.total.numel() for piece in chunk) for _, chunk in numbered]
+        room = max((size + size % 2 for size in sizes), default=0)
+        words, gaussians = Words(room // 2), FastGaussians(room)
+        for (index, chunk), size in zip(numbered, sizes, strict=True):
+            bits = words.fill(key, index * _FAST_BLOCKS, (size + 1) // 2).view("<i4")
+            whole = whole_of(chunk)
+            is_double = whole.total.dtype == torch.float64
+            drawn = gaussians.halves(bits, 1.0 if is_double else std / divisor)
+            released = released_array(whole)
+            for noisy, values in zip(halves_of(released), drawn, strict=False):
+                values = values[: len(noisy)]
+                with np.errstate(over="ignore"):  # a total that is infinite, or nearly
+                    noisy *= 1 / divisor
+                    # Doubles are scaled in their own precision.
+                    noisy += values * np.float64(std / divisor) if is_double else values
+            spread(whole, chunk)
+
+    in_threads(add_to, chunks)
 
 
 _SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
@@ -323,16 +351,14 @@ class SecureNoise:
 def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
     """Every chunk with the bits of its own place in the key's stream."""
     grid = grid_size(std, _GRID_BITS)
-    sizes = [sum(len(piece.total) for piece in chunk) for chunk in chunks]
+    sizes = [sum(piece.total.numel() for piece in chunk) for chunk in chunks]
     room = max(sizes, default=0)
     rest = Rest(key, _FURTHER, sum(sizes))
     words, gaussians = Words(room), Gaussians(room, std, rest.take)
     for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         bits = words.fill(key, index * _SECURE_BLOCKS, size).view("<i8")
         whole = whole_of(chunk)
-        if whole.noisy.data_ptr() != whole.total.data_ptr():
-            whole.noisy.copy_(whole.total)
-        released = whole.noisy.numpy()
+        released = released_array(whole)
         _release_on_grid(gaussians.added_to(released, bits), released, grid, divisor)
         spread(whole, chunk)
 

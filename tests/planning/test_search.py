@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietgrad.planning.memory_model import Profile, best_starts, ends_of, even_starts
+from quietgrad.planning.memory_model import (
+    Profile,
+    best_starts,
+    ends_after_waiting,
+    ends_of,
+    even_starts,
+)
 
 sizes = st.integers(0, 20).map(float)
 
@@ -51,18 +57,24 @@ def test_peaks_of_groups_are_those_of_the_whole(profile):
 
 
 def by_hand(profile, ends):
-    """Memory in each turn, storage by storage."""
-    memory = []
-    for turn in range(profile.length):
-        held = sum(
+    """Memory in each turn, storage by storage; layers of a group are added up and freed in turn."""
+
+    def held(layers, turn):
+        return sum(
             profile.kept[layer, freed]
-            for layer in range(profile.length)
+            for layer in layers
             for freed in range(profile.length)
             if freed < turn <= ends[layer]
         )
-        work = [profile.work[layer] for layer in range(profile.length) if ends[layer] == turn]
-        clipping = [profile.clipped[turn] + held + max(work)] if work else []
-        memory.append(max([profile.base[turn] + held, *clipping]))
+
+    layers, memory = range(profile.length), []
+    for turn in layers:
+        moments, left = [profile.base[turn] + held(layers, turn)], list(layers)
+        for layer in layers:
+            if ends[layer] == turn:
+                moments.append(profile.clipped[turn] + held(left, turn) + profile.work[layer])
+                left.remove(layer)
+        memory.append(max(moments))
     return memory
 
 
@@ -83,6 +95,22 @@ def test_fact_6_1_by_hand():
     assert profile.memory([2, 2, 2]).tolist() == [17.0, 18.0, 22.0]
     assert profile.memory([0, 1, 2]).tolist() == [17.0, 8.0, 6.0]
     assert best_starts(profile, 2)[1] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "clipped"),
+    [
+        (0, [0, 1, 3, 3, 4, 5]),
+        (3, [1, 1, 3, 3, 5, 5]),
+        (4, [3, 3, 3, 3, 5, 5]),
+        (100, [5, 5, 5, 5, 5, 5]),
+    ],
+)
+def test_groups_that_are_complete_wait_for_one_another(limit, clipped):
+    """Layers of 2, 2, 3, 1, 1 and 0 bytes; the third and the fourth are one group."""
+    sizes = np.array([2.0, 2.0, 3.0, 1.0, 1.0, 0.0])
+    assert ends_after_waiting([0, 1, 3, 3, 4, 5], sizes, limit) == clipped
+    assert ends_after_waiting([5] * 6, sizes, limit) == [5] * 6
 
 
 @pytest.mark.parametrize("length", range(1, 12))

@@ -162,8 +162,14 @@ class Profile:
         return self.base + self._held(ends)
 
     def while_clipping(self, ends: Sequence[int]) -> Floats:
-        """[n], at most alive while each layer's gradients are added up, as its group is clipped."""
-        alive: Floats = (self.clipped + self._held(ends))[np.asarray(ends)] + self.work
+        """[n], at most alive while each layer's gradients are added up, as its group is clipped.
+
+        Layers are added up in their order, and what a layer held is freed with it.
+        """
+        end, turns = np.asarray(ends), np.arange(self.length)
+        is_freed = (end[:, None] == end[None, :]) & (turns[:, None] < turns[None, :])
+        freed = (self._freed_before[:, end] * is_freed).sum(0)
+        alive: Floats = (self.clipped + self._held(ends))[end] - freed + self.work
         return alive
 
     def peaks(self) -> Floats:
@@ -171,8 +177,9 @@ class Profile:
         # held[first, turn]: what layers from first on still hold though it could be free.
         held = np.cumsum(self._freed_before[::-1], axis=0)[::-1]
         before = _running_maximum(np.broadcast_to(self.base, held.shape) + held)
-        work = _running_maximum(np.broadcast_to(self.work, held.shape))
-        peaks: Floats = np.maximum(before, self.clipped + held + work)
+        # While a layer is added up, those from it on still hold what they do: the same of columns.
+        adding = _running_maximum((held + self.work[:, None]).T[::-1, ::-1])[::-1, ::-1].T
+        peaks: Floats = np.maximum(before, self.clipped + adding)
         return peaks
 
     def _held(self, ends: Sequence[int]) -> Floats:
@@ -192,6 +199,27 @@ def ends_of(starts: Sequence[int], length: int) -> list[int]:
     """For each layer the last one of its group, given where groups start."""
     bounds = [*starts[1:], length]
     return [end - 1 for start, end in zip(starts, bounds, strict=True) for _ in range(start, end)]
+
+
+def ends_after_waiting(ends: Sequence[int], sizes: Floats, limit: int) -> list[int]:
+    """For each layer the turn in which it is clipped, if groups wait for one another.
+
+    Those that are complete wait until their factors are of more bytes than the limit, or all layers
+    have come.
+
+    Args:
+        ends: the last turn of each layer's group.
+        sizes: [n], bytes of each layer's factors.
+        limit: as for `quietgrad.reduction`.
+    """
+    clipped, waiting = list(range(len(sizes))), 0.0
+    begin = 0  # of the turns whose groups wait
+    for turn, size in enumerate(np.bincount(np.asarray(ends), sizes, len(sizes))):
+        waiting += size
+        if waiting > limit or turn == len(sizes) - 1:
+            clipped[begin : turn + 1] = [turn] * (turn + 1 - begin)
+            begin, waiting = turn + 1, 0.0
+    return [clipped[end] for end in ends]
 
 
 def _running_maximum(values: Floats) -> Floats:
@@ -233,46 +261,52 @@ class StepMemory:
 
         ``ends`` says for each layer in which turn its group is clipped.
         """
-        growing, steady = self._moments(ends)
+        growing, steady = self._moments(ends, samples)
         return self.fixed + float((samples * growing + steady).max())
 
     def backward_peak(self, ends: Sequence[int], samples: int) -> float:
         """The same for the backward pass alone: what tells groupings apart."""
-        growing, steady = self._turns(ends)
+        growing, steady = self._turns(ends, samples)
         return self.fixed + float((samples * growing + steady).max())
 
     def most_samples(self, ends: Sequence[int], memory: int) -> int:
         """The largest number of samples at once that fits in so many bytes; 0 if none does."""
-        growing, steady = self._moments(ends)
-        left = memory - self.fixed - steady
-        if left.min() < 0:
-            return 0
-        grows = growing > 0
-        return int(np.floor(left[grows] / growing[grows]).min())
+        fits, beyond = 0, 1  # not found at once: with more samples, fewer groups wait
+        while self.peak(ends, beyond) <= memory:
+            fits, beyond = beyond, 2 * beyond
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            if self.peak(ends, middle) <= memory:
+                fits = middle
+            else:
+                beyond = middle
+        return fits
 
-    def _moments(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
+    def _moments(self, ends: Sequence[int], samples: int) -> tuple[Floats, Floats]:
         """Bytes per sample, and other bytes, at every moment that could be the peak."""
-        growing, steady = self._turns(ends)
+        growing, steady = self._turns(ends, samples)
         probing = self.trace.probing + self.trace.inputs
         return (
             np.array([*growing, probing, 0.0]),
             np.array([*steady, 0.0, float(_WHILE_STEPPING * self.trainable)]),
         )
 
-    def _turns(self, ends: Sequence[int]) -> tuple[Floats, Floats]:
+    def _turns(self, ends: Sequence[int], samples: int) -> tuple[Floats, Floats]:
         """Those in the backward pass: each layer's turn, and the adding up of each layer."""
         profile = self.trace.profile
-        end, turns = np.asarray(ends, dtype=np.int_), np.arange(len(ends), dtype=np.int_)
+        waited = ends_after_waiting(ends, samples * self.trace.waiting, self.trace.waiting_limit)
+        end, turns = np.asarray(waited, dtype=np.int_), np.arange(len(ends), dtype=np.int_)
         numbers = np.array([layer.numbers for layer in self.trace.layers])
         # Sums are made one after the other when a group is clipped, beside those of the groups
         # before and of earlier micro-batches.
         is_earlier = end[:, None] < turns[None, :]
         is_added = (end[:, None] < end[None, :]) | (
-            (end[:, None] == end[None, :]) & (turns[:, None] <= turns[None, :])
+            (end[:, None] == end[None, :]) & (turns[:, None] < turns[None, :])
         )
-        sums = np.concatenate([numbers @ is_earlier, numbers @ is_added])
+        added = numbers @ is_added + self.trace.added
+        sums = np.concatenate([numbers @ is_earlier, added])
         bytes_each = self.trainable / (numbers.sum() + self.unused)
-        growing = np.concatenate([profile.before_clipping(ends), profile.while_clipping(ends)])
+        growing = np.concatenate([profile.before_clipping(waited), profile.while_clipping(waited)])
         growing += np.concatenate([_vectors(end, turns - 1, turns), _vectors(end, end, end)])
         return growing + self.trace.inputs, sums * bytes_each
 

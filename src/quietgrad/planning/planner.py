@@ -26,7 +26,7 @@ from quietgrad.planning.memory_model import (
 )
 from quietgrad.planning.result import Option, Plan, Recommendation, evaluate_option, make_grouping
 from quietgrad.planning.trace import LossFunction, byte_count, trace
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Strategy
+from quietgrad.strategies import Strategy
 
 _NEARLY = 0.95  # of the largest physical batch: not worth more groups
 
@@ -43,7 +43,7 @@ def plan(
     optimizer_state: float = 2.0,
     radius: float = 1.0,
     strategy: Strategy = "auto",
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    memory_budget: int | None = None,
 ) -> Plan:
     """Predict the peaks of memory for every grouping along the model, and recommend one.
 

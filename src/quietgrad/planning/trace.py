@@ -28,7 +28,8 @@ from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled
 from quietgrad.grouping.base import by_layer, kind_of
 from quietgrad.inspection.subject import copy_model
-from quietgrad.planning.memory_model import Layer, Profile
+from quietgrad.planning.memory_model import Floats, Layer, Profile
+from quietgrad.reduction import waiting_bytes
 from quietgrad.strategies import Evaluator, Strategy
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -46,6 +47,9 @@ class Trace:
         probing: bytes per sample that were alive at most while layouts were probed, as in the
             engine's first steps.
         inputs: bytes per sample of the batch itself.
+        added: [n], numbers of a layer's sums that are there when its work takes most.
+        waiting: [n], bytes per sample with which a layer's factors count among those that wait.
+        waiting_limit: bytes of factors that wait at most.
     """
 
     samples: int
@@ -54,6 +58,9 @@ class Trace:
     profile: Profile
     probing: float
     inputs: float
+    added: Floats
+    waiting: Floats
+    waiting_limit: int
 
 
 def trace(
@@ -62,7 +69,7 @@ def trace(
     loss_fn: LossFunction,
     *,
     strategy: Strategy,
-    memory_budget: int,
+    memory_budget: int | None,
 ) -> Trace:
     """Run a copy of the model on a batch, twice: once to learn its layouts, once to follow it.
 
@@ -110,6 +117,9 @@ def trace(
         profile=follow.profile(samples),
         probing=arrivals.highest / samples,
         inputs=inputs / samples,
+        added=np.array(follow.added, dtype=float),
+        waiting=np.array(follow.sizes) / samples,
+        waiting_limit=follow.waiting_limit,
     )
 
 
@@ -140,7 +150,10 @@ class _Follow:
     peaks: list[int] = field(default_factory=list)  # when each turn had most alive
     storages: dict[int, tuple[Storage, int]] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
-    waiting: dict[str, dict[str, Factor]] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)  # of each layer's factors
+    added: list[int] = field(default_factory=list)  # numbers of its sums when its work is most
+    waiting: dict[str, list[Factor]] = field(default_factory=dict)
+    waiting_limit: int = 0
 
     def parameter_done(self, name: str, factor: Factor) -> None:
         """A parameter's last use was back-propagated."""
@@ -148,9 +161,8 @@ class _Follow:
         shape = shape_of(factor)
         self.shapes[layer] = max(self.shapes.get(layer, shape), shape, key=lambda s: s.size)
         _, held = self.evaluator.evaluate(factor)
-        waiting = self.waiting.setdefault(layer, {})
-        waiting[name] = held
-        if len(waiting) == len(self.layers[layer]):
+        self.waiting.setdefault(layer, []).append(held)
+        if len(self.waiting[layer]) == len(self.layers[layer]):
             self._clip(layer)
 
     def profile(self, samples: int) -> Profile:
@@ -183,15 +195,25 @@ class _Follow:
             )
 
     def _clip(self, layer: str) -> None:
-        base, clipped, work = self.live.highest, self.live.now, 0
+        base, clipped = self.live.highest, self.live.now
         self.peaks.append(self.live.highest_at)
-        for factor in self.waiting.pop(layer).values():
-            for tensor in tensors_of(factor):
-                if (storage := self.live.storage_of(tensor)) is not None:
-                    # Shared with an earlier layer: the last one to hold it lets go of it.
-                    self.storages[id(storage)] = storage, len(self.order)
-            work = max(work, self._work(factor))
+        factors = self.waiting.pop(layer)
+        self.sizes.append(sum(factor.held_bytes() for factor in factors))
+        self.waiting_limit = waiting_bytes(factors[-1].device)
+        each = factors[-1].dtype.itemsize
+        for tensor in tensors_of(factors):
+            if (storage := self.live.storage_of(tensor)) is not None:
+                # Shared with an earlier layer: the last one to hold it lets go of it.
+                self.storages[id(storage)] = storage, len(self.order)
+        moments, added = [], 0
+        while factors:  # each is freed when it has been added up
+            factor = factors.pop(0)
+            added += factor.shape.numel()
+            moments.append((self.live.now - clipped + self._work(factor), added))
             self.evaluator.release(factor)
+            del factor
+        work, added = max(moments, key=lambda moment: moment[0] + each * moment[1])
+        self.added.append(added)
         self.order.append(layer)
         self.turns.append((base, clipped, work))
         self.live.end_interval()

@@ -27,7 +27,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: $(VENV)/.stamp-bench
-	$(BIN)/python -m benchmarks.bench --rounds 5 --out docs/benchmarks $(BENCH)
+	$(BIN)/python -m benchmarks.bench --rounds 5 --noise both --out docs/benchmarks $(BENCH)
 
 # The papers' figures that need no training; FIGURES='--list' names them.
 figures: $(VENV)/.stamp-setup

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from benchmarks.bench.workloads import Workload
 from figures.panels import Curve, Panel, Picture, panels_figure
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
+from benchmarks.bench.workloads import Workload
 from quietgrad.data import ImageData
 
 DELTA = 1e-5

@@ -27,7 +27,7 @@ from quietgrad.factors.base import Dense, Factor
 from quietgrad.factors.gather import Gather
 from quietgrad.factors.outer import Outer
 from quietgrad.reduction import ClippedReducer
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Kernel, Timings
+from quietgrad.strategies import Evaluator, Kernel, Timings
 
 WARM = 6
 
@@ -275,7 +275,7 @@ def variants(
     def by_tokens(forward: Forward, name: str, timings: Timings[Kernel]) -> float:
         began = clock()
         seen, grads = gradients(forward)
-        evaluator = Evaluator("auto", DEFAULT_MEMORY_BUDGET, timings)
+        evaluator = Evaluator("auto", None, timings)
         reducer = ClippedReducer(engine.groups, style, evaluator, len(x))
         for parameter, factor in make_factors(tokens.sites, seen, grads):
             reducer.parameter_done(parameter, factor)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.bench import workloads
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
+from benchmarks.bench import workloads
 from quietgrad.capture.parameters import BufferWatch
 from quietgrad.engine import engine as engine_module
 

@@ -1,7 +1,6 @@
 """`python -m benchmarks.bench`."""
 
 from benchmarks.bench.command import bench
-
 from quietgrad.cli.common import interrupts
 
 if __name__ == "__main__":  # processes that measure memory import this module, too

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
+from rich.console import Console
+from rich.markup import escape
+
 from benchmarks import bench as benchmark
 from benchmarks.bench import Watch, workloads
 from benchmarks.bench.measure import Bench, Row
 from benchmarks.bench.picture import ratios_figure, sweep_figure
-from benchmarks.bench.steps import Implementation, Opacus, Quietgrad, is_installed
+from benchmarks.bench.steps import FastDP, Implementation, Opacus, Quietgrad, is_installed
 from benchmarks.bench.tables import Report, labels
 from benchmarks.bench.workloads import Kind, Sweep
-from rich.console import Console
-from rich.markup import escape
-
 from quietgrad import grouping, noise
 from quietgrad._checks import unknown_name
 from quietgrad.cli.common import Refusal, Stopped, refusals, require_drawable, write_figure
@@ -30,7 +30,10 @@ from quietgrad.errors import MissingExtraError
 from quietgrad.plots.runs import require_matplotlib
 from quietgrad.strategies import Strategy
 
-_PEERS = {peer.name: peer for peer in (Opacus("hooks"), Opacus("ghost"))}
+_PEERS: dict[str, Opacus | FastDP] = {
+    peer.name: peer
+    for peer in (Opacus("hooks"), Opacus("ghost"), FastDP("all-layer"), FastDP("layer-wise"))
+}
 _NONE = "none"
 
 NoiseChoice = Literal["fast", "secure", "both"]
@@ -89,14 +92,22 @@ def chosen_private(groupings: str, strategies: str, source: NoiseChoice) -> list
 
 def chosen_peers(text: str | None) -> list[Implementation]:
     """Other libraries by name; if nothing was typed, those that are installed."""
-    if text == _NONE or (text is None and not is_installed()):
+    if text == _NONE:
         return []
-    chosen = tuple(_PEERS) if text is None else _some("--peers", words(text))
+    if text is None:
+        return [peer for peer in _PEERS.values() if is_installed(peer.package)]
+    chosen = _some("--peers", words(text))
     for name in chosen:
         if name not in _PEERS:
             raise unknown_name("peer", name, _PEERS, f", or '{_NONE}' alone")
-    if not is_installed():
-        raise MissingExtraError("opacus", "bench")
+        peer = _PEERS[name]
+        if not is_installed(peer.package):
+            if isinstance(peer, Opacus):
+                raise MissingExtraError(peer.package, "bench")
+            raise ValueError(
+                "fastDP is not installed: put a copy of awslabs/fast-differential-privacy on the "
+                "path, as in PYTHONPATH=folder"
+            )
     return [_PEERS[name] for name in chosen]
 
 
@@ -254,7 +265,7 @@ def bench(
             rounds,
             with_memory=memory and series is None,
         )
-    no_peers = peers is None and not is_installed()
+    no_peers = peers is None and not chosen_peers(None)
     report = _measured(plan, series, with_lines=str(json_file) != "-", told_no_peers=no_peers)
     if not report.is_complete and not report.has_times:
         raise Stopped("interrupted before the first round was over: nothing was measured")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -18,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.bench.steps import Contender, Failure, Implementation, NonPrivate, failure, prepared
 from benchmarks.bench.workloads import Kind, Layout
-
 from quietgrad._checks import require_count
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 _SAMPLED_EVERY = 0.002  # seconds
+# glibc gives blocks of this size back as soon as they are freed. Smaller ones, and by default those
+# up to 32 MB, may stay resident between others: what is measured is then how it splits its heap.
+_THRESHOLD, _GIVEN_BACK = "MALLOC_MMAP_THRESHOLD_", "65536"
 
 
 def is_known() -> bool:
@@ -369,7 +373,8 @@ def peak_memory(
     here, there = multiprocessing.Pipe(duplex=False)
     # A forked process would have the memory of this one, and torch's threads do not survive it.
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(task, there))
-    process.start()
+    with _given_back():
+        process.start()
     there.close()
     try:
         found: Memory | Failure = here.recv()
@@ -380,6 +385,18 @@ def peak_memory(
         process.terminate()
         process.join()
     return found
+
+
+@contextmanager
+def _given_back() -> Iterator[None]:
+    """Processes that are started in here give freed blocks back, unless it is set otherwise."""
+    is_set = _THRESHOLD in os.environ
+    os.environ.setdefault(_THRESHOLD, _GIVEN_BACK)
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_THRESHOLD]
 
 
 def _run(task: _Task, connection: Connection) -> None:
@@ -403,6 +420,7 @@ def _measured(task: _Task) -> Memory | Failure:
         steady, _ = _peak_after(contender, _SETTLING_STEPS + _STEADY_STEPS)
     except Exception as error:
         return failure(error, at_once=False)
+    method += f", {_THRESHOLD}={os.environ[_THRESHOLD]}"
     return Memory(first - before, steady - before, method)
 
 

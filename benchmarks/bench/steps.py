@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from benchmarks.bench.workloads import Kind, Layout, Workload
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.bench.workloads import Kind, Layout, Workload
 from quietgrad.engine.engine import PrivacyEngine
 from quietgrad.errors import MissingExtraError, QuietgradError
 from quietgrad.strategies import Strategy
@@ -263,9 +265,9 @@ def _fastest(rivals: list[Contender], settling_steps: int) -> Contender:
 Mode = Literal["hooks", "ghost"]
 
 
-def is_installed() -> bool:
-    """Whether there is an Opacus to compare with."""
-    return importlib.util.find_spec("opacus") is not None
+def is_installed(package: str = "opacus") -> bool:
+    """Whether there is such a library to compare with."""
+    return importlib.util.find_spec(package) is not None
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,7 @@ class Opacus:
     """
 
     mode: Mode
+    package = "opacus"
 
     @property
     def name(self) -> str:
@@ -346,3 +349,62 @@ def _ghost_loss(criterion: Any) -> Callable[[Tensor, Tensor], Any]:
         return criterion(flat, targets.flatten(), shape=by_position.shape)
 
     return loss
+
+
+@dataclass(frozen=True)
+class FastDP:
+    """awslabs/fast-differential-privacy, in its default mode (hybrid book-keeping).
+
+    It draws no batches of its own. No registry has it: whoever has its folder on the path compares.
+
+    Attributes:
+        style: which parameters are clipped together.
+    """
+
+    style: Literal["all-layer", "layer-wise"] = "all-layer"
+    package = "fastDP"
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return f"fastdp-{self.style}"
+
+    @property
+    def label(self) -> str:
+        """Its name, for people."""
+        return f"fastdp {self.style}"
+
+    def described(self) -> dict[str, str]:
+        """What it is, for JSON."""
+        return {"implementation": self.name}
+
+    def settling_steps(self, rounds: int, physical_per_logical: int) -> int:
+        """A few."""
+        return settling(physical_per_logical)
+
+    def prepare(self, workload: Workload, physical_per_logical: int) -> Step:
+        """As in its documentation: its hooks clip within an ordinary backward pass."""
+        from fastDP import PrivacyEngine as Engine
+
+        samples, optimizer = physical_per_logical * workload.batch_size, sgd(workload)
+        with redirect_stdout(io.StringIO()):  # it reports what it does in a dozen lines
+            engine = Engine(
+                workload.model,
+                batch_size=samples,
+                sample_size=100 * samples,
+                epochs=1,
+                noise_multiplier=1.0,
+                clipping_fn="automatic",
+                clipping_mode="MixOpt",
+                clipping_style=self.style,
+            )
+            engine.attach(optimizer)
+
+        def step() -> None:
+            for _ in range(physical_per_logical):
+                predictions = workload.predict(workload.model, *workload.inputs)
+                _mean_loss(predictions, workload.targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step

@@ -7,13 +7,14 @@ from datetime import date
 from math import prod
 from typing import Any
 
-from benchmarks.bench.measure import Memory, Row
-from benchmarks.bench.steps import Failure, NonPrivate, Opacus
-from benchmarks.bench.workloads import Sweep
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from benchmarks.bench.measure import Memory, Row
+from benchmarks.bench.steps import Failure, NonPrivate, Opacus
+from benchmarks.bench.workloads import Sweep
 
 Line = tuple[str, ...]
 
@@ -323,7 +324,10 @@ _A_STEP = (
 )
 _OPACUS = "vs opacus: beside the mode of it that is fastest on the workload."
 _CUT = "The run was interrupted: this is what was measured until then.\n"
-_MEMORY = "MB: peak memory over the state before the first step, in steps after the first four."
+_MEMORY = (
+    "MB: peak memory over the state before the first step, in steps after the first four; freed"
+    " blocks of 64 KiB are given back to the system at once (MALLOC_MMAP_THRESHOLD_)."
+)
 
 
 @dataclass(frozen=True)

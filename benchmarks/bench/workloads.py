@@ -267,6 +267,19 @@ def cnn(batch_size: int) -> Workload:
     return Workload(model, (images,), _labels(batch_size), has_images=True)
 
 
+def digits(batch_size: int) -> Workload:
+    """The layers of the recipe of this name, 5,962 parameters: hardly any arithmetic."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+    images = torch.randn(batch_size, 1, 8, 8)
+    return Workload(model, (images,), _labels(batch_size), has_images=True)
+
+
 def resnet(batch_size: int) -> Workload:
     """ResNet20 with GroupNorm, on images of CIFAR's size."""
     images = torch.randn(batch_size, 3, 32, 32)
@@ -315,6 +328,7 @@ for _kind in (
     Kind("gpt2", "stock 12 layers x 768, tied, 100 tokens", 4, gpt2),
     Kind("gru", "frozen 100-d words, GRU of 64, 128 tokens", 256, gru),
     Kind("lora", "roberta with rank-8 adapters on query and value", 8, lora),
+    Kind("digits", "one 5x5 convolution and one linear layer, 8x8", 256, digits),
 ):
     register(_kind)
 

@@ -219,6 +219,7 @@ def test_a_mistake_ends_with_a_clear_message_and_code_2(arguments, message):
 
 
 def test_a_peer_that_is_asked_for_must_be_installed(monkeypatch):
-    monkeypatch.setattr(command, "is_installed", lambda: False)
+    monkeypatch.setattr(command, "is_installed", lambda package: False)
     assert_refused(run_bench("--peers", "opacus-ghost"), "opacus is not installed")
+    assert_refused(run_bench("--peers", "fastdp-all-layer"), "fastDP is not installed")
     assert command.chosen_peers(None) == []

@@ -1,0 +1,1 @@
+"""Measurements: none is part of the library or of its tests."""

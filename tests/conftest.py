@@ -1,6 +1,7 @@
 """How thoroughly the tests look, and what they need not compute twice."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,19 @@ settings.register_profile(
 )
 settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``every_nth(n)`` one case of n is fast, and the others are slow."""
+    places: Counter[str] = Counter()
+    for item in items:
+        if (marker := item.get_closest_marker("every_nth")) is None:
+            continue
+        test = item.nodeid.split("[")[0]
+        if places[test] % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        places[test] += 1
 
 
 class Remembered:

@@ -26,9 +26,9 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
     "files": 171,  # 170 before compiled models (capture/compiled.py)
-    # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision) and
-    # compiled models.
-    "lines": 41_800,
+    # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
+    # stacked factors, budgets that follow from the factors, verdicts) and compiled models.
+    "lines": 42_400,
     "files in one step": 37,  # 36 before compiled models
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,

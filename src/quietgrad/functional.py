@@ -24,7 +24,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.factors.base import Factor, like_parameter
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.reduction import ClippedReducer
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Strategy
+from quietgrad.strategies import Evaluator, Strategy
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def clipped_sum(
     grouping: str | Grouping = "all-layer",
     radius: float | None = None,
     strategy: Strategy = "auto",
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    memory_budget: int | None = None,
     verify: bool = True,
 ) -> ClippedSum:
     """Clip the gradient of every sample and add them up, in one backward pass.
@@ -69,7 +69,8 @@ def clipped_sum(
         grouping: A grouping of the trainable parameters, by name or as an object.
         radius: Total clipping radius R, if ``grouping`` is a name (default 1).
         strategy: How norms are evaluated; changes speed and memory only.
-        memory_budget: Bytes of materialized gradients that may be held.
+        memory_budget: Bytes of materialized gradients that may be held; by default it follows from
+            the size of the activations.
         verify: Verify that samples are independent, by a number of further passes that grows with
             the logarithm of the batch size. Which rows belong to which sample is always probed.
 

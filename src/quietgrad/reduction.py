@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
-from quietgrad.factors.base import DenseNorms, Doubt, Factor, RawNorms, StackedNorms, doubts_noted
+from quietgrad.factors.base import Doubt, Factor, RawNorms, StackedNorms, doubts_noted
 from quietgrad.factors.combined import (
     add_extremes,
     find_extremes,
@@ -30,9 +30,14 @@ from quietgrad.strategies import Evaluator
 # Rounding may carry a clipped norm this far beyond its bound; anything more is a mistake.
 _ROUNDING = 1e-4
 # Bytes of factors that wait to be clipped together: a CPU finds few in its cache, and other devices
-# are asked as rarely as possible how it went.
+# are asked as rarely as possible how it went. So many may what norms are made of take besides.
 _WAITING_BYTES = {"cpu": 1 << 22}
 _WAITING_BYTES_ELSEWHERE = 1 << 26
+
+
+def waiting_bytes(device: torch.device) -> int:
+    """Bytes of factors that wait on a device until they are clipped together."""
+    return _WAITING_BYTES.get(device.type, _WAITING_BYTES_ELSEWHERE)
 
 
 class Sums(dict[str, Tensor]):
@@ -78,15 +83,16 @@ class Bulk:
         self.ready, self.held, self._batch = ready, held, batch
         self.found = [found for group in held for found in group]
         self.places = [place for place, group in enumerate(held) for _ in group]
-        kinds: dict[Hashable, list[int]] = {}
+        kinds: dict[Hashable, dict[Hashable, list[int]]] = {}
         self._single: dict[int, Tensor] = {}
         for i, (_, _, norms, _) in enumerate(self.found):
             if isinstance(norms, Tensor):
                 self._single[i] = norms
             else:
-                kinds.setdefault(norms.kind, []).append(i)
+                kinds.setdefault(norms.kind, {}).setdefault(norms.run, []).append(i)
         self.stacks: list[tuple[list[int], StackedNorms]] = []
-        for members in kinds.values():
+        for alike in kinds.values():
+            members = [i for same in alike.values() for i in same]
             raw = [norms for i in members if isinstance(norms := self.found[i].norms, RawNorms)]
             self.stacks.append((members, raw[0].stacked(raw)))
 
@@ -185,6 +191,7 @@ class ClippedReducer:
         self._held: list[list[Measured]] = [[] for _ in groups]
         self._ready: list[int] = []
         self._waiting = 0
+        self._raw_bytes, self._all_raw_bytes = [0] * len(groups), 0
         self._doubts: list[Doubt] = []
         self._unread: Bulk | None = None
         self._broken: Tensor | None = None
@@ -194,16 +201,33 @@ class ClippedReducer:
     def parameter_done(self, name: str, factor: Factor) -> None:
         """Measure a parameter's gradients; clip its group if it was the last one missing."""
         index = self._group_of[name]
-        with doubts_noted() as doubts:
+        if factor.device.type == "cpu":  # where every question is answered at once
             norms, held = self._evaluator.measure(factor)
-        self._held[index].append(Measured(name, held, norms, tuple(doubts)))
+            found = Measured(name, held, self._limited(index, norms), ())
+        else:
+            with doubts_noted() as doubts:
+                norms, held = self._evaluator.measure(factor)
+                norms = self._limited(index, norms)
+            found = Measured(name, held, norms, tuple(doubts))
+        self._held[index].append(found)
         self._missing[index].discard(name)
         if not self._missing[index]:
             self._ready.append(index)
             if len(self.groups) > 1:
                 self._waiting += sum(found.factor.held_bytes() for found in self._held[index])
-                if self._waiting > _WAITING_BYTES.get(held.device.type, _WAITING_BYTES_ELSEWHERE):
+                if self._waiting > waiting_bytes(held.device):
                     self._reduce_ready(is_last=False)
+
+    def _limited(self, index: int, norms: Tensor | RawNorms) -> Tensor | RawNorms:
+        """What is made of much is made at once: it would be held until then, or copied."""
+        if isinstance(norms, Tensor):
+            return norms
+        size = norms.nbytes
+        if self._all_raw_bytes + size > waiting_bytes(norms.tensors[0].device):
+            return norms.compute()
+        self._raw_bytes[index] += size
+        self._all_raw_bytes += size
+        return norms
 
     def finish(self, *, settled: bool = True) -> None:
         """Clip what is left, also the groups in which some parameter was not used at all.
@@ -270,9 +294,11 @@ class ClippedReducer:
         bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
         for index in ready:
             self._held[index] = []
-        for found in bulk.found:
-            if found.factor.changed():
-                raise ChangedGradientError(found.name)  # what was measured must be what is summed
+            self._all_raw_bytes -= self._raw_bytes[index]
+        changed = [(found.name, found.factor.changed()) for found in bulk.found]
+        for name, is_changed in changed:
+            if is_changed:
+                raise ChangedGradientError(name)  # what was measured must be what is summed
         squares = bulk.squares()
         norms = self._unscaled(squares.sqrt())
         weights, are_bounded = self._weigh(norms, ready)
@@ -324,13 +350,15 @@ class ClippedReducer:
         for members, stack in bulk.stacks:
             own = [bulk.found[i] for i in members]
             # Not what was pulled back since: the norms are those of before.
-            if isinstance(stack, DenseNorms) and stack.factors == [found.factor for found in own]:
-                sums = stack.weighted_sums(bulk.spread(weights, members))
-                shares = [total.view(f.factor.shape) for f, total in zip(own, sums, strict=True)]
-                self._add({f.name: share for f, share in zip(own, shares, strict=True)})
-                summed.update(found.name for found in own)
+            is_held = [found.factor for found in own] == [*stack.factors]
+            if stack.has_sums and is_held:
+                sums = zip(own, stack.weighted_sums(bulk.spread(weights, members)), strict=True)
+                shares = {f.name: t.view(f.factor.shape) for f, t in sums if t is not None}
+                self._add(shares)
+                summed.update(shares)
                 for found in own:
-                    self._evaluator.release(found.factor)
+                    if found.name in shares:
+                        self._evaluator.release(found.factor)
         return summed
 
     def _add(self, shares: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -44,12 +44,18 @@ class Timings(Generic[_Choice]):
         self._seconds: dict[Hashable, dict[_Choice, list[float]]] = {}
         self._uncounted: Counter[Hashable] = Counter()
 
-    def choose(self, key: Hashable, ways: Sequence[_Choice]) -> tuple[_Choice, bool]:
+    def choose(
+        self,
+        key: Hashable,
+        ways: Sequence[_Choice],
+        dearness: Callable[[_Choice], float] = lambda _: 1.0,
+    ) -> tuple[_Choice, bool]:
         """The way to go, and whether its time is wanted.
 
         Args:
             key: what tells cases apart in which another way may be faster.
             ways: at least one, the most promising first.
+            dearness: by what a way's time is multiplied, for what else it costs.
         """
         known = self._seconds.setdefault(key, {})
         if len(ways) == 1:
@@ -58,7 +64,7 @@ class Timings(Generic[_Choice]):
         least_tried = min(ways, key=lambda way: trials[way])
         if trials[least_tried] < _TRIALS:
             return least_tried, True
-        return min(ways, key=lambda way: min(known.get(way, [0.0]))), False
+        return min(ways, key=lambda way: min(known.get(way, [0.0])) * dearness(way)), False
 
     def record(self, key: Hashable, way: _Choice, seconds: float, new_pages: int = 0) -> None:
         """What it took, for each sample, and how much memory came from the system meanwhile."""
@@ -73,7 +79,11 @@ class Timings(Generic[_Choice]):
 
 Strategy = Literal["auto", "ghost", "keep", "discard"]
 
-DEFAULT_MEMORY_BUDGET = 1 << 30  # bytes of materialized gradients held at a time
+# Without a budget, gradients that are kept may take so many bytes more than the factors that they
+# replace, or this share of all factors that the backward pass has made so far.
+_SPARE_BYTES, _SPARE_SHARE = 1 << 26, 0.125
+# A way that holds more than another has to be faster by this.
+_WORTH_MEMORY = 1.1
 
 # Moving one float through memory costs about as much as this many multiply-adds (measured on two
 # CPU cores); a kept gradient is written once and read twice, a discarded one stays in the cache.
@@ -123,7 +133,9 @@ class Evaluator:
 
     Args:
         strategy: the one to use, or ``"auto"``.
-        memory_budget: bytes of materialized gradients that may be held at a time.
+        memory_budget: bytes of materialized gradients that may be held at a time. None follows from
+            the backward pass: 64 MiB more than the factors that they replace, or an eighth of all
+            factors made so far.
         timings: of earlier evaluations, to go by and to add to; without them formulas decide, and
             the same is done in the same way each time.
     """
@@ -131,16 +143,19 @@ class Evaluator:
     def __init__(
         self,
         strategy: Strategy,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        memory_budget: int | None = None,
         timings: Timings[Kernel] | None = None,
     ) -> None:
         if strategy not in get_args(Strategy):
             names = ", ".join(get_args(Strategy))
             raise ValueError(f"strategy={strategy!r} is unknown: choose one of {names}")
         self._strategy: Strategy = strategy
-        self._budget = require_count("memory_budget", memory_budget, at_least=0)
+        if memory_budget is not None:
+            require_count("memory_budget", memory_budget, at_least=0)
+        self._budget = memory_budget
         self._timings = timings
-        self._kept: dict[int, int] = {}  # bytes of what was materialized
+        self._kept: dict[int, int] = {}  # bytes of what was materialized, as the budget counts
+        self._seen = 0  # bytes of all factors so far
         self._trials: dict[int, _Trial] = {}
 
     def measure(self, factor: Factor) -> tuple[Tensor | RawNorms, Factor]:
@@ -150,11 +165,14 @@ class Evaluator:
         """
         if isinstance(factor, Dense):
             return factor.raw_norms(), factor
+        if factor.is_small and self._strategy in ("auto", "ghost"):
+            return self._measure(factor, Kernel("ghost"))
+        self._seen += factor.held_bytes()
         ways = self._ways(factor)
         if self._timings is None or len(ways) == 1 or not _is_timed(factor):
             return self._measure(factor, ways[0])
         key = factor.signature()
-        way, is_trial = self._timings.choose(key, ways)
+        way, is_trial = self._timings.choose(key, ways, _dearness)
         if not is_trial:
             return self._measure(factor, way)
         started = Effort.so_far()
@@ -200,7 +218,7 @@ class Evaluator:
         match way.strategy:
             case "keep":
                 dense = Dense(factor.materializers()[way.how]())
-                self._kept[id(dense)] = dense.grads.numel() * dense.grads.element_size()
+                self._kept[id(dense)] = self._counted(factor, dense.held_bytes())
                 return dense.raw_norms(), dense
             case "discard":
                 squares = _sq_norm_in_chunks(factor, way.how)
@@ -231,7 +249,7 @@ class Evaluator:
         ghost, dense = factor.sq_norm_cost(), factor.materialize_cost()
         costs: dict[Strategy, float] = {"ghost": ghost.flops + _MEMORY_PASS * ghost.floats}
         size = factor.dtype.itemsize * dense.floats
-        fits = sum(self._kept.values()) + size <= self._budget
+        fits = sum(self._kept.values()) + self._counted(factor, size) <= self._room()
         # Half precision is chosen to save memory: nothing longer than what is held takes its place.
         if fits and not (factor.is_half and size > factor.held_bytes()):
             # The weighted sum is then read off the kept gradients, which saves its flops.
@@ -239,6 +257,19 @@ class Evaluator:
         else:
             costs["discard"] = dense.flops + _MEMORY_PASS * _DISCARD_PASSES * dense.floats
         return costs
+
+    def _counted(self, factor: Factor, size: float) -> int:
+        """Bytes that gradients of this size take of the budget."""
+        return int(size) if self._budget is not None else max(0, int(size) - factor.held_bytes())
+
+    def _room(self) -> float:
+        if self._budget is not None:
+            return self._budget
+        return max(_SPARE_BYTES, _SPARE_SHARE * self._seen)
+
+
+def _dearness(way: Kernel) -> float:
+    return _WORTH_MEMORY if way.strategy == "keep" else 1.0
 
 
 def _is_timed(factor: Factor) -> bool:

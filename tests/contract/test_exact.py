@@ -34,20 +34,6 @@ POSITIONS = {name: position for position, name in enumerate(CASES)}
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-every_fifth_case = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if position % 5 else ())
-        for name, position in POSITIONS.items()
-    ],
-)
-every_second_case = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if position % 2 else ())
-        for name, position in POSITIONS.items()
-    ],
-)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
@@ -148,14 +134,16 @@ def test_all_pairs_of_clipping_and_grouping_in_float64(name, strategy):
         check(name, torch.float64, verify=False, **options)
 
 
-@every_second_case
+@pytest.mark.every_nth(3)
+@every_case
 def test_float32(name):
     strategy = turn_of_strategy(name)
     options = {"clipping": "auto-s", "grouping": "all-layer", "strategy": strategy}
     check(name, torch.float32, verify=True, **options)
 
 
-@every_second_case
+@pytest.mark.every_nth(3)
+@every_case
 def test_a_batch_of_one(name):
     options = {"clipping": "auto-s", "strategy": turn_of_strategy(name)}
     check(name, torch.float64, rows=slice(0, 1), **options)
@@ -178,6 +166,7 @@ def check_per_sample_gradients(name: str, dtype: torch.dtype, *, verify: bool) -
     assert_same_grads(found, truth, TOLERANCES[dtype])
 
 
+@pytest.mark.every_nth(2)
 @every_case
 def test_per_sample_gradients_and_the_model_is_left_as_it_was(name):
     """Every fifth case is verified, too; that is the larger part of the time."""
@@ -200,7 +189,8 @@ def test_per_sample_gradients_verified_or_not(name, dtype):
         check_per_sample_gradients(name, dtype, verify=verify)
 
 
-@every_fifth_case
+@pytest.mark.every_nth(6)
+@every_case
 def test_autocast_to_bfloat16(name):
     problem = CASES[name].problem(torch.float32)
 

@@ -109,6 +109,7 @@ def largest_move(problem: Problem, **options: str) -> float:
     return max(moves)
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize(("clipping", "grouping"), [*pairs()])
 @each_example_takes_many_sums
 @given(problem=problems())
@@ -116,6 +117,7 @@ def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(clipping, grouping,
     assert largest_move(problem, clipping=clipping, grouping=grouping) <= 1 + 1e-6
 
 
+@pytest.mark.every_nth(2)
 @every_clipping
 @each_example_takes_many_sums
 @given(problem=problems(torch.float32))
@@ -168,6 +170,7 @@ def test_a_batch_of_nothing_but_broken_samples_is_zero(make):
     assert all((grad == 0).all() for grad in found.grads.values())
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize(
     "name",
     [

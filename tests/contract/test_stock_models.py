@@ -49,6 +49,7 @@ def check(name: str, dtype: torch.dtype, ways: Sequence[tuple[str, str, str]]) -
             assert_same_outcome(found, truth, clippings.resolve(clipping).weights, tolerance)
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize(("position", "name"), [*enumerate(STOCK)], ids=str)
 def test_a_stock_model_is_exact(position, name):
     check(name, torch.float64, [WAYS[position % len(WAYS)]])

@@ -178,12 +178,14 @@ def compare(name, change=None, tolerance=1e-5, **options):
     return here
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("name", [name for name in MODELS if "tied" not in name])
 def test_clipped_sums_are_those_of_the_cpu(name, grouping):
     compare(name, grouping=grouping)
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("strategy", ["ghost", "keep", "discard"])
@@ -203,6 +205,7 @@ def _inflate(x):
     x[0], x[4] = x[0] * 1e25, x[4] * 1e-25
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("change", [_break, _silence, _inflate])
 @pytest.mark.parametrize("name", ["mlp", "images", "attention"])
@@ -263,6 +266,7 @@ def train(place, name, kind, steps=3, **options):
     return model, engine
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.filterwarnings("ignore:seed=")
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("kind", ["plain", "adaptive radius", "momentum", "micro-batches"])
@@ -342,3 +346,28 @@ def test_a_steady_step_waits_once(name, grouping, monkeypatch):
     assert counts.sync_count <= 1 + own_syncs, counts.by_line(counts.syncs)
     most = launches * ordinary.launch_count
     assert counts.launch_count <= most, counts.by_line(counts.launches)
+
+
+# All verdicts of a probe or of a repeat are asked for before one is read.
+VERIFIED = {"mlp": 20, "images": 20, "attention": 20, "gpt2": 20, "llama": 20}
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("name", VERIFIED)
+def test_a_verified_step_waits_seldom(name, grouping):
+    model, engine = train(
+        pretend.NAME,
+        name,
+        "plain",
+        grouping=grouping,
+        noise="fast",
+        seed=None,
+        verification="every",
+    )
+    x = build(name)[1].to(pretend.NAME)
+    batch = next(iter(engine.batches()))
+    next(iter(batch))
+    with pretend.counting() as counts:
+        engine.backward(losses_of(model, x))
+        engine.step()
+    assert counts.sync_count <= VERIFIED[name], counts.by_line(counts.syncs)

@@ -13,12 +13,13 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["engines", "features", pytest.param("commands", marks=pytest.mark.slow), "noise", "chacha20"],
-)
-def test_everything_holds_on_a_device(name):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+NAMES = ["engines", "features", "methods", "noise", "chacha20"]
+SLOW = [pytest.param(name, "", marks=pytest.mark.slow) for name in ("commands", *NAMES)]
+
+
+@pytest.mark.parametrize(("name", "which"), [*((name, "not slow") for name in NAMES), *SLOW])
+def test_everything_holds_on_a_device(name, which):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which]
     ended = subprocess.run(
         [*command, str(HERE / f"{name}.py")], capture_output=True, text=True, cwd=HERE.parent.parent
     )

@@ -89,7 +89,7 @@ def points(every: int, offset: int = 1, **options):
 
 
 def test_at_many_points_of_a_step():
-    checked = [interrupt(point) for point in points(every=211)]
+    checked = [interrupt(point) for point in points(every=509)]
     assert len(checked) > 5
 
 

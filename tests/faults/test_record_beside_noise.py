@@ -412,6 +412,7 @@ KILLED = """
 """
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize(
     "where", ["before noise", "after noise", "before flush", "after flush", "after update"]

@@ -57,6 +57,7 @@ def test_what_has_no_rule_is_listed():
     assert coverage.operations == ("per-sample fallback: cdist in the model's own forward",)
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("name", [*stock_models()])
 def test_stock_models_pass(name):
     model, batch, losses = STOCK[name]()

@@ -57,6 +57,7 @@ def test_the_message_says_where_and_what_to_do():
     assert_refused(model, squares, samples(4), error=SampleMixingError, words=words)
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("count", [2, 4, 5])
 @pytest.mark.parametrize("name", MIX)
 def test_before_the_first_parameter(name, count):

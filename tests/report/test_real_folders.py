@@ -39,6 +39,7 @@ def test_every_sampling_has_the_name_it_is_asked_for_by():
     assert sampling_name(sampling.resolve("full-batch").bind(64, 64).accounting) == "full-batch"
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("name", list(REAL))
 def test_no_alarm_about_a_real_run(tmp_path, name):
     verdict = statement_of_folder(smoke(tmp_path / "run", *REAL[name])).verdict

@@ -48,11 +48,13 @@ def run(name, **options):
 run_with_defaults = lru_cache(maxsize=None)(run)
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_clean_program_trains(name):
     run_with_defaults(name)
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.skipif(not CAN_VERIFY_EVERY, reason="verification cannot be asked for")
 @pytest.mark.parametrize(
     "name",

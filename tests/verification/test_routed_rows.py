@@ -162,6 +162,7 @@ def test_dropout_on_them_is_not_refused(kind, count):
         qg.per_sample_grads(model, lambda model=model, batch=batch: model(*batch))
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_check_finds_nothing_wrong_with_it(kind):
     for seed in range(3):
@@ -169,6 +170,7 @@ def test_check_finds_nothing_wrong_with_it(kind):
         assert report.ok, str(report)
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("mixing", MIXING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixing_beside_dropout_is_refused(kind, mixing):
@@ -179,6 +181,7 @@ def test_mixing_beside_dropout_is_refused(kind, mixing):
     assert not qg.check(model, batch, lambda model, batch: model(*batch)).ok
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
 @pytest.mark.parametrize("kind", [RoutedWithDropout, MaskedWithDropout])
 def test_mixing_that_many_draws_together_switch_on(kind, gate):

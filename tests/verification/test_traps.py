@@ -32,6 +32,7 @@ def _measured(trap: Trap) -> object:
     return pytest.param(trap, marks=[pytest.mark.slow] if runs > SLOW else [], id=str(trap))
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("trap", [_measured(trap) for trap in TRAPS])
 def test_would_move_the_sum(trap: Trap) -> None:
     if trap.leak is None:

@@ -27,6 +27,7 @@ EXACT_PROGRAMS = [
 ]
 
 
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_family_is_exact(name):
     found = verdict_of(*subjects_of(find(name)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -108,8 +107,7 @@ def _refuse_other_shape(name: str, factor: Factor, shape: torch.Size) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Use:
+class Use(NamedTuple):
     """One target at one site, and how the target's factor is made there."""
 
     target: Target
@@ -150,7 +148,7 @@ class Frame:
     def __init__(self, path: str) -> None:
         self.path = path
         self.checkpoint = current_checkpoint()
-        self.seen: Counter[tuple[str, str]] = Counter()
+        self.seen: dict[tuple[str, str], int] = {}
 
 
 class Call:
@@ -164,14 +162,25 @@ class Call:
         tape: Tape,
         function: Callable[..., Any],
         frame: Frame,
-        target_of: Callable[[Any], Target | None],
+        find_target: Callable[[Any, Tape], Target | None],
         recapture: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.function = function
         self.recapture = recapture
         self.prefix = ""  # of the operation's name in lists of what was captured
-        self._tape, self._frame, self._target_of = tape, frame, target_of
+        self._tape, self._frame, self._find_target = tape, frame, find_target
         self._ordinals: dict[str, int] = {}
+        self._targets: dict[int, tuple[Any, Target | None]] = {}
+
+    def note_targets(self, tensors: Sequence[Tensor], targets: Sequence[Target | None]) -> None:
+        """What tensors stand for, where that is known: it is asked several times."""
+        self._targets = {id(t): (t, target) for t, target in zip(tensors, targets, strict=True)}
+
+    def _target_of(self, value: Any) -> Target | None:
+        if value is None:
+            return None
+        known = self._targets.get(id(value))
+        return self._find_target(value, self._tape) if known is None else known[1]
 
     @property
     def name(self) -> str:
@@ -222,8 +231,7 @@ class Call:
 
     def site(self, uses: Uses, shape: torch.Size, *, dims: int, label: str = "") -> Site | None:
         """Where a gradient of this shape is to arrive; None if no tensor in ``uses`` is managed."""
-        managed = [(self._target_of(tensor), make) for tensor, make in uses]
-        kept = [Use(target, make) for target, make in managed if target is not None]
+        kept = [Use(t, make) for tensor, make in uses if (t := self._target_of(tensor)) is not None]
         return self._site(kept, label, shape, dims) if kept else None
 
     @property
@@ -280,7 +288,8 @@ class Call:
         )
 
     def _site(self, uses: list[Use], label: str, shape: torch.Size, dims: int) -> Site:
-        names = ", ".join(name for use in uses for name in use.target.names)
+        used = [name for use in uses for name in use.target.names]
+        names = ", ".join(used)
         if current_checkpoint() is not self._frame.checkpoint:
             raise UnsupportedOperationError(
                 f"{self.name} in {self._where()} uses parameter '{names}' in a checkpointed "
@@ -290,10 +299,10 @@ class Call:
             )
         operation = self.prefix + self.name
         if names not in self._ordinals:
-            self._ordinals[names] = self._frame.seen[operation, names]
-            self._frame.seen[operation, names] += 1
+            ordinal = self._ordinals[names] = self._frame.seen.get((operation, names), 0)
+            self._frame.seen[operation, names] = ordinal + 1
         key = SiteKey(self._frame.path, operation, names, self._ordinals[names], label, len(shape))
-        return self._tape.add_site(key, shape, range(dims), uses)
+        return self._tape.add_site(key, shape, range(dims), uses, used)
 
     def _where(self) -> str:
         return f"module '{self._frame.path}'" if self._frame.path else "the model's own forward"

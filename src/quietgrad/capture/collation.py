@@ -33,6 +33,7 @@ from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
+from quietgrad.factors.base import all_of
 from quietgrad.factors.combined import combine, norms_of_extremes
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
@@ -77,7 +78,7 @@ class Collation:
         first = self.collate(elements)
         torch.manual_seed(1)
         np.random.rand()  # noqa: NPY002  what collates may draw from it
-        return is_same(_parts(first), _parts(self.collate(elements)))
+        return bool(is_same(_parts(first), _parts(self.collate(elements))))
 
 
 def _size(content: Any) -> int:
@@ -131,7 +132,7 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     alone, other, beside, more = map(replace_parts, batches)
     if alone is None or other is None or beside is None:
         return
-    pair_of_runs = _Pair(recorded, is_sorting=is_sorting)
+    pair_of_runs = _Pair(recorded, is_sorting=bool(is_sorting))
     if not pair_of_runs.agree(alone, other, beside, backward=is_first):
         raise SampleMixingError(
             "the output or the gradient of a sample changes when collate_fn puts it together with "
@@ -206,7 +207,7 @@ def _is_part(part: Any, known: Any) -> bool:
             part.detach().cpu().double(), known.cpu().double()
         )
     if isinstance(part, np.ndarray) and isinstance(known, np.ndarray):
-        return part is known or is_same(part, known)
+        return part is known or bool(is_same(part, known))
     return part is known and isinstance(part, (int, float))
 
 
@@ -300,7 +301,7 @@ class _Pair:
         }
         norms = [(_first_norm(first, name), _first_norm(other, name)) for name in sorted(names)]
         largest = find_largest(one for one, _ in norms)
-        return all(agree_by_sample(one, two, bits, largest) for one, two in norms)
+        return bool(all_of(agree_by_sample(one, two, bits, largest) for one, two in norms))
 
 
 def _first_norm(run: Execution, name: str) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import cache
@@ -16,6 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.errors import UnsupportedOperationError
+from quietgrad.factors.base import (
+    Verdict,
+    all_of,
+    any_of,
+    has_same_entries,
+    is_at_hand,
+    is_surely_equal,
+    verdict_of,
+)
 
 _OPAQUE = (type, nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 
@@ -212,27 +220,30 @@ def dense_parts(tensor: Tensor) -> dict[str, Tensor]:
     return {".indices()": entries.indices(), ".values()": entries.values()}
 
 
-def is_equal(one: Tensor, other: Tensor) -> bool:
+def is_equal(one: Tensor, other: Tensor) -> Verdict:
     """Whether shape, type and entries are the same; a NaN that stays is no change."""
     if one.layout != other.layout or one.dtype != other.dtype or one.device != other.device:
         return False
     ones, others = dense_parts(one), dense_parts(other)
-    return ones.keys() == others.keys() and all(
-        part.shape == others[place].shape
-        and (torch.equal(part, others[place]) or _same_bytes(part, others[place]))
-        for place, part in ones.items()
-    )
+    if ones.keys() != others.keys():
+        return False
+    return all_of(_is_equal_part(part, others[place]) for place, part in ones.items())
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(_bytes_of(one), _bytes_of(other))
+def _is_equal_part(one: Tensor, other: Tensor) -> Verdict:
+    if one.shape != other.shape:
+        return False
+    if is_surely_equal(one, other):
+        return True
+    pairs = ((one, other), (_bytes_of(one), _bytes_of(other)))
+    return any_of(has_same_entries(*pair) for pair in pairs)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> Verdict:
     """Whether two values, or structures of values, arrays and tensors, are equal, NaN and all."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return is_equal(one, other)
@@ -242,9 +253,9 @@ def is_same(one: Any, other: Any) -> bool:
         alike = one.shape == other.shape and one.dtype == other.dtype
         return bool(alike and one.tobytes() == other.tobytes())
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
+        return len(one) == len(other) and all_of(map(is_same, one, other))
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all_of(is_same(one[key], other[key]) for key in one)
     if hasattr(one, "__dict__") and not isinstance(one, (str, int, float)):
         return is_same(vars(one), vars(other))
     return bool(one == other or one != one)
@@ -256,7 +267,7 @@ def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
     return alike and torch.allclose(one, other, rtol, atol, equal_nan=True)
 
 
-def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
+def agree(left: Tensor, right: Tensor, bits: int = 64) -> Verdict:
     """Whether runs of the same size gave the same, computed with numbers of ``bits`` at least.
 
     The tolerance is each entry's own, and that of its row and of its column: relative to the
@@ -264,9 +275,9 @@ def agree(left: Tensor, right: Tensor, bits: int = 64) -> bool:
     """
     if left.shape != right.shape:
         return False
-    if not has_digits(left) or torch.equal(left, right):
-        return torch.equal(left, right)
-    return _is_within(left, right, _tolerance(left, bits))
+    if not has_digits(left):
+        return has_same_entries(left, right)
+    return is_surely_equal(left, right) or _is_within(left, right, _tolerance(left, bits))
 
 
 def _tolerance(tensor: Tensor, bits: int) -> float:
@@ -276,20 +287,21 @@ def _tolerance(tensor: Tensor, bits: int) -> float:
     return info.eps * (2 if info.bits == 16 else 64)
 
 
-def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> bool:
+def agree_across_sizes(left: Tensor, right: Tensor, bits: int = 64) -> Verdict:
     """Whether runs of different sizes gave the same: kernels round far more differently then."""
     if left.squeeze().shape != right.squeeze().shape:
         return False
     if not has_digits(left):
         # A rounding error may carry a few across the border between two whole numbers. Whether
         # samples are mixed is not told by this: they are replaced in runs of the same size.
-        return int(left.squeeze().ne(right.squeeze()).sum()) <= _ROUNDED * left.numel()
+        differing = left.squeeze().ne(right.squeeze()).sum()
+        return verdict_of(differing <= _ROUNDED * left.numel())
     return _is_within(left, right.reshape(left.shape), _tolerance_across_sizes(left, bits))
 
 
 def agree_by_sample(
-    left: Tensor, right: Tensor, bits: int, largest: float, *, same_size: bool = False
-) -> bool:
+    left: Tensor, right: Tensor, bits: int, largest: float | Tensor, *, same_size: bool = False
+) -> Verdict:
     """The same for what gradients ``[B, ...]`` are made of, by its norms.
 
     Parts of gradients may be nothing but rounding errors, of as many digits as the ``largest``
@@ -297,15 +309,18 @@ def agree_by_sample(
     """
     if left.shape != right.shape:
         return False
-    if not has_digits(left) or torch.equal(left, right):
-        return torch.equal(left, right)
+    if not has_digits(left):
+        return has_same_entries(left, right)
+    if not left.numel() or is_surely_equal(left, right):
+        return True
     ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
     apart, size, other = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones, others))
     tolerance = (_tolerance if same_size else _tolerance_across_sizes)(left, bits)
+    largest = largest.to(size) if isinstance(largest, Tensor) else largest
     allowed = tolerance * (size + _FLOOR * largest * ones.shape[1] ** 0.5)
     # Samples may be broken; then they must be broken in both.
     is_within = apart.le(allowed) | ~(size.isfinite() | other.isfinite())
-    return bool(is_within.all())
+    return verdict_of(is_within.all())
 
 
 def first_difference(
@@ -313,20 +328,21 @@ def first_difference(
 ) -> str | None:
     """The name of a gradient that differs between runs of different sizes; None if none does."""
     largest = find_largest(others.values())
-    return next(
-        (
-            name
-            for name, other in others.items()
-            if not agree_by_sample(some[name].unsqueeze(0), other.unsqueeze(0), bits, largest)
-        ),
-        None,
-    )
+    verdicts = {
+        name: agree_by_sample(some[name].unsqueeze(0), other.unsqueeze(0), bits, largest)
+        for name, other in others.items()
+    }
+    return next((name for name, is_same in verdicts.items() if not is_same), None)
 
 
-def find_largest(tensors: Iterable[Tensor]) -> float:
-    """The largest finite magnitude in them."""
+def find_largest(tensors: Iterable[Tensor]) -> float | Tensor:
+    """The largest finite magnitude in them; on a device it stays there."""
     sizes = [t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max() for t in tensors if t.numel()]
-    return max(map(float, sizes), default=0.0)
+    place = next((size.device for size in sizes if not is_at_hand(size)), None)
+    if place is None:
+        return max(map(float, sizes), default=0.0)
+    widest = max((size.dtype for size in sizes), key=lambda dtype: dtype.itemsize)
+    return torch.stack([size.to(place, widest) for size in sizes]).max()
 
 
 def _tolerance_across_sizes(tensor: Tensor, bits: int) -> float:
@@ -339,7 +355,7 @@ def has_digits(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _is_within(left: Tensor, right: Tensor, tolerance: float) -> bool:
+def _is_within(left: Tensor, right: Tensor, tolerance: float) -> Verdict:
     """Whether entries differ by no more than rounding, relative to what they may be summed from."""
     left, right = left.detach(), right.detach()
     if not left.numel():
@@ -350,7 +366,7 @@ def _is_within(left: Tensor, right: Tensor, tolerance: float) -> bool:
     allowed = tolerance * (ones.abs() + _SUMMANDS * _scales(ones))
     apart = (ones - others).abs()
     same = ones.eq(others) | (ones.isnan() & others.isnan())
-    return bool((same | apart.le(allowed)).all())
+    return verdict_of((same | apart.le(allowed)).all())
 
 
 def _scales(rows: Tensor) -> Tensor:
@@ -367,11 +383,11 @@ def _scales(rows: Tensor) -> Tensor:
 
 
 def agree_throughout(
-    left: Node, right: Node, same: Callable[[Tensor, Tensor], bool] = agree
-) -> bool:
+    left: Node, right: Node, same: Callable[[Tensor, Tensor], Verdict] = agree
+) -> Verdict:
     """Whether all that was returned is the same."""
     ones, others = list(leaves(left)), list(leaves(right))
-    return len(ones) == len(others) and all(map(same, ones, others))
+    return len(ones) == len(others) and all_of(map(same, ones, others))
 
 
 def coarsest_bits(tensors: Iterable[Tensor]) -> int:
@@ -384,14 +400,14 @@ def _is_ordinary(tensor: Tensor) -> Tensor:
     magnitudes = tensor.abs()
     ordinary = magnitudes.isfinite()
     for _ in range(_FILLS):
-        left = magnitudes[ordinary]
-        if not left.numel():
-            break
+        left = magnitudes.where(ordinary, -1.0)
         largest = left.max()
-        smaller = left[left < largest]
+        next_largest = left.where(left < largest, -1.0).max()
         # Computed values hardly ever share the largest magnitude, and are not that far away.
-        next_largest = float(smaller.max()) if smaller.numel() else math.inf
-        if int((left == largest).sum()) < 2 or largest <= 1e3 * next_largest:
+        is_fill = (
+            (left == largest).sum().ge(2) & next_largest.ge(0) & (largest > 1e3 * next_largest)
+        )
+        if is_at_hand(is_fill) and not is_fill:
             break
-        ordinary &= magnitudes < largest
+        ordinary = ordinary & (magnitudes.lt(largest) | ~is_fill)
     return ordinary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,21 +48,36 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
         raise LossError("the losses are a leaf tensor: they were not computed by the model.")
     links: set[tuple[str, ...]] = set()
     selects = orders = False
-    for node in list_nodes(losses):
+    seen, stack = {losses.grad_fn}, [losses.grad_fn]
+    while stack:  # in one pass: a graph is asked for its nodes in every step
+        node: Any = stack.pop()
         name = type(node).__name__
         if name == "AccumulateGrad":
             _refuse_leaf(node, tape, describe)
         elif isinstance(node, torch.autograd.function.BackwardCFunction):
             _refuse_stray(node, tape)
-        children = [
-            _label(child, batch, nr) for child, nr in node.next_functions if child is not None
-        ]
-        label = _label(node, batch)
-        links.add((label, *children))
-        is_selection = _selects_rows(node)
-        orders = orders or is_selection or label.endswith(")")
-        selects = selects or (is_selection and not _keeps_rows(node))
+        labels = [name]
+        if _has_details(name):
+            labels = [_label(node, batch)]
+            is_selection = _selects_rows(node)
+            orders = orders or is_selection or labels[0].endswith(")")
+            selects = selects or (is_selection and not _keeps_rows(node))
+        for child, nr in node.next_functions:
+            if child is not None:
+                name = type(child).__name__
+                labels.append(_label(child, batch, nr) if name in _DETAILS else name)
+                if child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+        links.add(tuple(labels))
     return Graph(frozenset(links), selects, orders)
+
+
+@cache
+def _has_details(name: str) -> bool:
+    """Whether nodes of this name are told apart, or may pick rows."""
+    is_picking = name.startswith(_SELECTIONS) or name in _PICKING
+    return is_picking or name in _DETAILS
 
 
 def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
@@ -185,6 +201,9 @@ def _has_room(node: Any, sizes: Sequence[int] | None, batch: int) -> bool:
     # Samples are hardly in two dimensions: not here if the first one is as long as the batch.
     is_elsewhere = sizes is not None and sizes[0] == batch
     return bool(size) and size % batch == 0 and not is_elsewhere
+
+
+_PICKING = ("SliceBackward0", "SplitWithSizesBackward0")
 
 
 def _selects_rows(node: Any) -> bool:

@@ -10,11 +10,11 @@ parameter for them, must be what the call itself gave.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -77,9 +77,12 @@ from quietgrad.capture.samples import (
     list_input_layouts,
 )
 from quietgrad.errors import QuietgradError
+from quietgrad.factors.base import Later, Verdict, all_of
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
+Trial = tuple[Verdict, Callable[[], QuietgradError]]
+"""Whether some samples got the same in a repeat, and what is wrong if they did not."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,18 @@ class _Examination:
             yield _Examination(self.recorded, self.layout, steady)
 
     def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
+        trials: list[Trial] = []
+        for trial in self._try(is_new=is_new, is_first=is_first):
+            trials.append(trial)
+            if trial[0] is False:
+                break
+        # On a device all verdicts are read here.
+        explain = next((explain for is_same, explain in trials if not is_same), None)
+        if explain is not None:
+            return explain()
+        return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
+
+    def _try(self, *, is_new: bool, is_first: bool) -> Iterator[Trial]:
         kept, *others = separate_samples(self.recorded.batch)
         # Of what is known already, gradients are compared in one of two repeats, and of few alone.
         in_whole = is_new or secrets.randbelow(2) == 0
@@ -288,19 +303,18 @@ class _Examination:
             # Draws that depend on values are drawn for all, here and in what is compared with.
             self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
             is_same = self._replace_others(kept, DrawRecorder())
-        if not is_same:
-            return self._explain(mixed_refusal(self._kind))
+        yield is_same, self._explaining_mixed
         alone = kept.nonzero().flatten()
         alone = alone[random_order(len(alone))][: None if is_new else COPIED]
-        complaint = self._find_place_dependence(alone, backward=is_new or not in_whole)
-        if complaint is None and is_first:
+        alone = take_several(alone, self.recorded.batch)
+        backward = is_new or not in_whole
+        is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
+        yield is_same_alone is None or is_same_alone, self._explain_company
+        if is_first:
             # Draws that depend on values are others for samples that are replaced.
             is_hidden = self._drawn.has_hidden
             for each in self._list_with_steady_draws() if is_hidden else (self,):
-                complaint = complaint or each._find_any_dependence(~kept, others)
-        if complaint is not None:
-            return complaint
-        return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
+                yield from each._try_every_two(~kept, others)
 
     @cached_property
     def _scores(self) -> Tensor | None:
@@ -348,7 +362,7 @@ class _Examination:
         *,
         backward: bool = True,
         largest: bool | None = None,
-    ) -> bool:
+    ) -> Verdict:
         """Whether these samples get the same when all others are replaced.
 
         Refuses a model that then holds other values afterwards.
@@ -361,12 +375,15 @@ class _Examination:
             self._error = error
             return False
         is_same = self._agrees(run, rest, rest, backward=backward)
-        if is_same:
-            self.refuse_kept_data(run)
-        return is_same
+        if is_same is False:
+            return False
+        kept_values = self._call.compare_kept(run.held)
+        if is_same is True:
+            return self._refuse_kept_data(kept_values)
+        return Later(lambda: is_same and self._refuse_kept_data(kept_values))
 
-    def _find_any_dependence(self, first: Tensor, masks: Sequence[Tensor]) -> QuietgradError | None:
-        """What some sample notices of another one, where these masks tell every two apart.
+    def _try_every_two(self, first: Tensor, masks: Sequence[Tensor]) -> Iterator[Trial]:
+        """Whether some sample notices another one, where these masks tell every two apart.
 
         Gradients are compared of those of the first one. In a large batch it takes half as long to
         leave others out as to replace them; but kernels round otherwise for fewer samples, so that
@@ -382,25 +399,22 @@ class _Examination:
                 )
                 if is_same is None:
                     break
-                if not is_same:
-                    return self._explain_company()
+                yield is_same, self._explain_company
             else:
-                return None
-        if not self._replace_others(first, largest=False) or self._mixes_any(masks):
-            return self._explain(mixed_refusal(self._kind))
+                return
+        yield self._replace_others(first, largest=False), self._explaining_mixed
+        for is_same in self._replace_any(masks):
+            yield is_same, self._explaining_mixed
         samples = take_several(self._everyone[1:], self.recorded.batch)
-        if self._is_same_for(samples, drawn, backward=False) is False:
-            return self._explain_place()
-        return None
+        is_same = self._is_same_for(samples, drawn, backward=False)
+        yield is_same is None or is_same, self._explain_place
 
-    def _mixes_any(self, masks: Sequence[Tensor]) -> bool:
-        """Whether some of these samples notice that the others are replaced."""
+    def _replace_any(self, masks: Sequence[Tensor]) -> Iterator[Verdict]:
+        """Whether each of these samples get the same when the others are replaced."""
         singles = choose_singles(self.recorded.batch)
         ends = ((singles[0], True), (singles[0], False))
-        return not all(
-            self._replace_others(kept, backward=False, largest=largest)
-            for kept, largest in (*ends, *((each, None) for each in (*masks, *singles)))
-        )
+        for kept, largest in (*ends, *((each, None) for each in (*masks, *singles))):
+            yield self._replace_others(kept, backward=False, largest=largest)
 
     def _is_same_for(
         self,
@@ -409,7 +423,7 @@ class _Examination:
         *,
         backward: bool = True,
         with_constants: bool = True,
-    ) -> bool | None:
+    ) -> Verdict | None:
         """Whether these samples get the same when they are alone, in this order.
 
         None if that cannot be told: the model is made for one size of batch, or its draws cannot be
@@ -428,28 +442,29 @@ class _Examination:
                 if not with_constants:
                     return None
                 return self._is_same_with_constants(samples, backward=backward)
-            if self._agrees(run, samples, backward=backward):
+            is_same = self._agrees(run, samples, backward=backward)
+            if not drawn.drawn and run.has_same_draws:
+                return is_same
+            if is_same:
                 return True
             if not run.has_same_draws:
                 return None
         return False
 
-    def _is_same_with_constants(self, samples: Tensor, *, backward: bool) -> bool | None:
+    def _is_same_with_constants(self, samples: Tensor, *, backward: bool) -> Verdict | None:
         """The same if every draw is one and the same number, in both runs."""
         other = _Examination(self.recorded, self.layout, ConstantDraws)
         return other._is_same_for(samples, DrawRecorder(), backward=backward)
 
-    def _find_place_dependence(self, samples: Tensor, *, backward: bool) -> QuietgradError | None:
-        """What changes for these samples when they are alone, in this order."""
-        samples = take_several(samples, self.recorded.batch)
-        if self._is_same_for(samples, self._drawn, backward=backward) is not False:
-            return None
-        return self._explain_company()
+    @property
+    def _explaining_mixed(self) -> Callable[[], QuietgradError]:
+        """Why samples notice that others are replaced; or the error that the model has raised."""
+        return partial(self._explain, mixed_refusal(self._kind), self._error)
 
     def _explain_company(self) -> QuietgradError:
         """Why samples get something else when they are alone, in another order."""
-        if self._mixes_any(separate_samples(self.recorded.batch)):
-            return self._explain(mixed_refusal(self._kind))
+        if not all_of(self._replace_any(separate_samples(self.recorded.batch))):
+            return self._explain(mixed_refusal(self._kind), self._error)
         return self._explain_place()
 
     def _explain_place(self) -> QuietgradError:
@@ -459,14 +474,15 @@ class _Examination:
         """Whether samples notice that all change places."""
         samples = self._everyone.roll(1)
         if self._drawn.drawn:  # draws would change with places
-            return self._is_same_with_constants(samples, backward=False) is False
+            is_same = self._is_same_with_constants(samples, backward=False)
+            return is_same is not None and not is_same
         run = self.run(self.layout.select(samples), samples)
         return not self._agrees(run, samples)
 
-    def _explain(self, complaint: QuietgradError) -> QuietgradError:
+    def _explain(self, complaint: QuietgradError, error: Exception | None = None) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
-        if self._error is not None:
-            return broken_refusal(self._kind, self._error)
+        if error is not None:
+            return broken_refusal(self._kind, error)
         return complaint if self._is_repeatable() else unrepeatable_refusal(self._kind)
 
     def require_repeatable(self) -> None:
@@ -476,7 +492,8 @@ class _Examination:
 
     def _is_repeatable(self) -> bool:
         mode = DrawRecorder() if self._drawn.has_hidden else None
-        return self._agrees(self.run(self._unchanged, self._everyone, mode), self._everyone)
+        run = self.run(self._unchanged, self._everyone, mode)
+        return bool(self._agrees(run, self._everyone))
 
     @cached_property
     def _unchanged(self) -> Choose:
@@ -520,19 +537,24 @@ class _Examination:
 
     def refuse_kept_data(self, run: Execution) -> None:
         """Refuse a model that holds other values now than after the call with other samples."""
-        changed = self._call.find_kept(run.held)
+        self._refuse_kept_data(self._call.compare_kept(run.held))
+
+    def _refuse_kept_data(self, are_same: Mapping[str, Verdict]) -> Literal[True]:
+        changed = {name for name, is_same in are_same.items() if not is_same}
         if changed:
             # What differs between equal runs, too, was not computed from samples: a clock.
             again = self.run(self._unchanged, self._everyone, backward=False)
-            changed -= self._call.find_kept(again.held)
+            kept = self._call.compare_kept(again.held).items()
+            changed -= {name for name, is_same in kept if not is_same}
         if changed:
             name = min(changed)
             buffers = dict(self._call.model.named_buffers())
             raise raw_data_refusal(name) if name in buffers else kept_data_refusal(name)
+        return True
 
     def _agrees(
         self, run: Execution, old: Tensor, new: Tensor | None = None, *, backward: bool = True
-    ) -> bool:
+    ) -> Verdict:
         """Whether samples ``old`` of the call got the same as samples ``new`` of a repeat.
 
         ``new`` are all of the repeat's, unless it is given. Without ``backward`` only what was
@@ -541,17 +563,18 @@ class _Examination:
         new = torch.arange(run.batch) if new is None else new
         comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
         reference = self._reference
-        if not comparison.holds(reference.outputs, run.outputs):
-            return False
-        if not backward:
-            return True
+        is_same = comparison.holds(reference.outputs, run.outputs)
+        if is_same is False or not backward:
+            return is_same
         inner = zip(reference.inner, run.inner, strict=True) if reference.inner else ()
-        if any(
-            one is not None and other is not None and not comparison.unprobed.holds(one, other)
+        are_same = [
+            comparison.unprobed.holds(one, other)
             for one, other in inner
-        ):
-            return False
-        return self._same_factors(reference.factors, run, old, new)
+            if one is not None and other is not None
+        ]
+        # At once, for factors are large. What else is asked for by now is read with them.
+        same_factors = self._same_factors(reference.factors, run, old, new)
+        return bool(all_of((is_same, *are_same))) and same_factors
 
     def _comparison(
         self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
@@ -587,15 +610,14 @@ class _Examination:
         same = partial(
             agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
         )
-        return same_factors(before, run, old, new, same, self._is_broken)
+        return same_factors(before, run, old, new, same, self._find_broken)
 
-    @cached_property
-    def _is_broken(self) -> Tensor:
+    def _find_broken(self) -> Tensor:
         """The samples whose losses sent something that is not finite to the outputs."""
         return find_broken(self._call.outputs, self.recorded.batch)
 
     @cached_property
-    def _largest_gradient(self) -> float:
+    def _largest_gradient(self) -> float | Tensor:
         return find_largest(made[0].tensors[0] for made in self.recorded.factors.values() if made)
 
     @property

@@ -12,13 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quietgrad.capture.compare import has_digits
+from quietgrad.factors.base import (
+    Verdict,
+    all_of,
+    any_of,
+    is_surely_equal,
+    negated,
+    send,
+    verdict_of,
+)
 
 _MOST_REMEMBERED = 1 << 14  # lengths of texts may be others in every batch
 
@@ -36,11 +45,13 @@ class Layout:
 
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
         """``[B, K, *last trailing dims]``: all other dimensions become positions of a sample."""
+        if not self.dim and tensor.ndim == trailing + 2 and tensor.shape[0] == self.batch:
+            return tensor
         lead, tail = tensor.shape[: tensor.ndim - trailing], tensor.shape[tensor.ndim - trailing :]
         each = lead.numel() // self.batch
         if self.batch == 1:
             return tensor.reshape(1, each, *tail)
-        rows = tensor.movedim(self.dim, 0)
+        rows = tensor.movedim(self.dim, 0) if self.dim else tensor
         if self.major or rows.shape[0] == self.batch:
             return rows.reshape(self.batch, each, *tail)
         return self._by_sample(rows).reshape(self.batch, each, *tail)
@@ -71,7 +82,7 @@ class Layout:
         numbers = torch.arange(each * self.batch)
         rows = numbers.view(self.batch, -1) if self.major else numbers.view(-1, self.batch).T
         chosen = rows[samples] if self.major else rows[samples].T
-        return tensor.index_select(self.dim, chosen.flatten().to(tensor.device))
+        return tensor.index_select(self.dim, send(chosen.flatten(), tensor.device))
 
     def sample_of(self, rows: int, device: torch.device) -> Tensor:
         """The sample of each of ``rows`` rows."""
@@ -86,9 +97,9 @@ class Layout:
 
     def spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """One factor for each sample as a tensor to multiply ``like`` with."""
-        return factors.to(like.device, like.dtype)[self.owner_of(like)]
+        return send(factors, like.device, like.dtype)[self.owner_of(like)]
 
-    def is_refuted(self, grad: Tensor, seeds: Tensor, whole: Tensor | None = None) -> bool:
+    def is_refuted(self, grad: Tensor, seeds: Tensor, whole: Tensor | None = None) -> Verdict:
         """Whether this gradient of losses times ``seeds[B]`` cannot be if rows lie like this.
 
         Rows of samples whose seed is zero must be zero. With ``whole``, the gradient of the losses
@@ -98,8 +109,8 @@ class Layout:
             return True
         by_row = self.spread(seeds, grad)
         if whole is None:
-            return bool((by_row.eq(0) & _find_touched(grad)).any())
-        return not is_multiple(grad, whole, by_row)
+            return verdict_of((by_row.eq(0) & _find_touched(grad)).any())
+        return negated(is_multiple(grad, whole, by_row))
 
     def _by_sample(self, rows: Tensor) -> Tensor:
         """``[B * K, ...]`` as ``[B, K, ...]``."""
@@ -152,16 +163,23 @@ class LayoutTable:
     Attributes:
         owned: operations whose rows were seen to belong to samples in another way than by one
             dimension. They are probed in every pass.
+        changes: how often something was struck out, or found to be owned.
     """
 
     def __init__(self) -> None:
         self.owned: set[SiteKey] = set()
+        self.changes = 0
         self._survivors: dict[SiteKey, list[tuple[int, bool]]] = {}
         self._possible: dict[tuple[SiteKey, torch.Size, range, int], list[Layout]] = {}
 
     def knows(self, key: SiteKey) -> bool:
         """Whether a probe has seen gradients at this operation."""
         return key in self._survivors or key in self.owned
+
+    def note_owned(self, key: SiteKey) -> None:
+        """The rows of this operation belong to samples in another way than by one dimension."""
+        self.owned.add(key)
+        self.changes += 1
 
     def possible(self, key: SiteKey, shape: torch.Size, dims: range, batch: int) -> list[Layout]:
         """The layouts not struck out that fit ``shape``, one for each distinct mapping."""
@@ -189,25 +207,37 @@ class LayoutTable:
 
     def observe(
         self, key: SiteKey, grad: Tensor, dims: range, seeds: Tensor, whole: Tensor | None = None
-    ) -> bool | None:
-        """Strike out what this gradient refutes; False if nothing is left, None if it was silent.
+    ) -> Callable[[], bool | None]:
+        """Look at a gradient; what is returned strikes out what it refutes.
 
-        Losses were multiplied by ``seeds[B]``; see :meth:`Layout.is_refuted`.
+        That gives False if nothing is left, None if the gradient was silent. Losses were multiplied
+        by ``seeds[B]``; see :meth:`Layout.is_refuted`.
         """
-        if not _find_touched(grad if whole is None else whole).any():
-            return None if whole is None or not _find_touched(grad).any() else False
-        left = [
-            (dim, major)
+        is_touched = verdict_of(_find_touched(grad if whole is None else whole).any())
+        is_other: Verdict = False
+        if whole is not None and is_touched is not True:
+            is_other = verdict_of(_find_touched(grad).any())
+        refuted = {
+            (dim, major): Layout(len(seeds), dim, major).is_refuted(grad, seeds, whole)
             for dim, major in self._left(key, dims)
-            if not Layout(len(seeds), dim, major).is_refuted(grad, seeds, whole)
-        ]
-        if left != self._survivors.get(key):
-            self._possible.clear()
-        if left:
-            self._survivors[key] = left
-        elif whole is None:
-            self._survivors.pop(key, None)  # to be probed afresh: the loss may get fixed
-        return bool(left)
+            if is_touched is not False
+        }
+        is_strict = whole is not None
+
+        def conclude() -> bool | None:
+            if not is_touched:
+                return False if is_other else None
+            left = [each for each in self._left(key, dims) if not refuted[each]]
+            if left != self._survivors.get(key):
+                self._possible.clear()
+                self.changes += 1
+            if left:
+                self._survivors[key] = left
+            elif not is_strict:
+                self._survivors.pop(key, None)  # to be probed afresh: the loss may get fixed
+            return bool(left)
+
+        return conclude
 
     def _left(self, key: SiteKey, dims: range) -> list[tuple[int, bool]]:
         return self._survivors.get(key) or [(d, major) for d in dims for major in (True, False)]
@@ -217,7 +247,7 @@ def _find_touched(grad: Tensor) -> Tensor:
     return grad.ne(0) & grad.eq(grad)  # a non-finite sample proves nothing
 
 
-def is_multiple(grad: Tensor, whole: Tensor, factors: Tensor | float) -> bool:
+def is_multiple(grad: Tensor, whole: Tensor, factors: Tensor | float) -> Verdict:
     """Whether a gradient is another one times powers of two, to the last bit.
 
     Entries may differ by what is lost in numbers too small to have all their digits.
@@ -225,11 +255,12 @@ def is_multiple(grad: Tensor, whole: Tensor, factors: Tensor | float) -> bool:
     if grad.shape != whole.shape:
         return False
     expected = whole * factors
-    if torch.equal(grad, expected):
+    if is_surely_equal(grad, expected):
         return True
     sizes = factors.abs() if isinstance(factors, Tensor) else abs(factors)
     lost = 2.0**26 * torch.finfo(grad.dtype).tiny * sizes
-    return bool(((grad - expected).abs().le(lost) | ~whole.isfinite()).all())
+    is_near = (grad - expected).abs().le(lost) | grad.eq(expected)
+    return verdict_of((is_near | ~whole.isfinite()).all())
 
 
 @dataclass(frozen=True)
@@ -237,7 +268,7 @@ class Probe:
     """A backward pass of losses times ``seeds[B]``, to see which rows they reach.
 
     Attributes:
-        seeds: by sample.
+        seeds: by sample, on the host.
         is_strict: whether gradients must be these multiples of those of the whole batch; if not,
             only zeros are looked at.
     """
@@ -245,7 +276,7 @@ class Probe:
     seeds: Tensor
     is_strict: bool = False
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Whether all losses are back-propagated unchanged."""
         return bool((self.seeds == 1).all())
@@ -267,10 +298,12 @@ class OutputLayout:
 
     def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
         self._probe = probe
-        self._evidence: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._found: list[tuple[Verdict, Tensor, Tensor, Tensor | None]] = []
+        self._allowed: dict[Layout, Verdict] = {}
         self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
-        self.is_before_hooks = self.is_mixed = False
+        self.is_before_hooks = False
+        self.is_mixed: Verdict = False
         self._raw: Tensor | None = None
         self._behind_own_hooks: Tensor | None = None
         if output.grad_fn is not None:
@@ -284,6 +317,12 @@ class OutputLayout:
             output.register_hook(self._observe)
 
     @property
+    def _evidence(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Gradients that tell something, their seeds, and those of the whole batch."""
+        self._found = [found for found in self._found if found[0]]
+        return [(grad, seeds, whole) for _, grad, seeds, whole in self._found]
+
+    @property
     def was_reached(self) -> bool:
         """Whether a loss depends on it."""
         return bool(self._evidence)
@@ -293,12 +332,14 @@ class OutputLayout:
         """Gradients, seeds and gradients of the whole batch, of probes by powers of two."""
         return [(grad, seeds, whole) for grad, seeds, whole in self._evidence if whole is not None]
 
-    def allows(self, layout: Layout) -> bool:
+    def allows(self, layout: Layout) -> Verdict:
         """Whether no probe has shown that the samples are elsewhere."""
-        return not any(
-            layout.dim >= grad.ndim or layout.is_refuted(grad, seeds, whole)
-            for grad, seeds, whole in self._evidence
-        )
+        if layout not in self._allowed:
+            self._allowed[layout] = all_of(
+                layout.dim < grad.ndim and negated(layout.is_refuted(grad, seeds, whole))
+                for grad, seeds, whole in self._evidence
+            )
+        return self._allowed[layout]
 
     def may_belong_to(self, sample: int) -> bool:
         """Whether no other sample's loss was seen to depend on it."""
@@ -313,11 +354,12 @@ class OutputLayout:
             return False
         grad = self._evidence[0][0]
         layouts = exact_layouts(grad, batch) + folded_layouts(grad, batch)
-        return any(map(self.allows, layouts))
+        return bool(any_of(map(self.allows, layouts)))
 
     def forget(self) -> None:
         """Drop what strict probes have shown: another kind of probes follows."""
-        self._evidence.clear()
+        self._found.clear()
+        self._allowed.clear()
 
     def _observe(self, grad: Tensor | None) -> None:
         probe = self._probe()
@@ -330,11 +372,13 @@ class OutputLayout:
             self.gradient = chosen.detach()
             return
         found = self._raw if self.is_before_hooks and self._raw is not None else grad
-        if probe.is_strict:
-            if self.gradient is not None and _find_touched(self.gradient).any():
-                self._evidence.append((found.detach(), probe.seeds, self.gradient))
-        elif _find_touched(found).any():
-            self._evidence.append((found.detach(), probe.seeds, None))
+        whole = self.gradient if probe.is_strict else None
+        if probe.is_strict and whole is None:
+            return
+        is_touched = verdict_of(_find_touched(found if whole is None else whole).any())
+        if is_touched is not False:
+            self._found.append((is_touched, found.detach(), probe.seeds, whole))
+            self._allowed.clear()
 
 
 def add_first_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +68,33 @@ class CaptureMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         try:
-            return self._run(func, args, kwargs or {})
+            tape = self._current_tape()
+            # Most operations are on activations alone, and have a graph: there is no more to know.
+            if _is_ordinary(func) and self._are_data(args, tape) and not kwargs:
+                tape.functions.add(func)
+                output = func(*args)
+                if type(output) is not Tensor or not output.requires_grad:
+                    tensors = _tensors(args)
+                    self._note_made(func, output, tensors, [None] * len(tensors), (), tape)
+                return output
+            return self._run(func, args, kwargs or {}, tape)
         except QuietgradError as error:
             self._on_refusal(error)  # a model may catch it and go on
             raise
+
+    def _are_data(self, values: Iterable[Any], tape: Tape) -> bool:
+        """Whether these are tensors that are not managed, and numbers and the like."""
+        for value in values:
+            kind = type(value)
+            if kind is Tensor:
+                if id(value) in tape.derivations:
+                    return False
+            elif kind is tuple or kind is list or kind is torch.Size:
+                if not self._are_data(value, tape):
+                    return False
+            elif kind not in _NUMBERS:
+                return False
+        return not torch._C._are_functorch_transforms_active()
 
     def handle_hidden(self) -> Handle | None:
         """What runs functions that hide from a mode, while this one is on."""
@@ -87,11 +110,12 @@ class CaptureMode(TorchFunctionMode):
         with _pop_mode_temporarily():
             return self.__torch_function__(function, (), args, kwargs)
 
-    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tape: Tape
+    ) -> Any:
         operation = classify(func)
         if operation.is_metadata:
             return func(*args, **kwargs)
-        tape = self._current_tape()
         if func in CHECKED:
             is_free = partial(self._is_free_of_data, tape=tape)
             check_operation(func, args, kwargs, self._path, is_free)
@@ -105,7 +129,9 @@ class CaptureMode(TorchFunctionMode):
         if operation.is_initialization and not any(map(self._is_of_model, tensors)):
             return func(*args, **kwargs)
         has_gradients = torch.is_grad_enabled()
-        known = [t if has_gradients or self._is_of_model(t) else None for t in tensors]
+        known: Sequence[Tensor | None] = tensors
+        if not has_gradients:
+            known = [t if self._is_of_model(t) else None for t in tensors]
         targets = [self._target_of(tensor, tape) for tensor in known]
         if torch._C._are_functorch_transforms_active():
             self._refuse_mapped(func, tensors, tape)
@@ -127,6 +153,7 @@ class CaptureMode(TorchFunctionMode):
         operation, call = classify(func), self._call(func, tape)
         if torch._C._are_functorch_transforms_active():
             return self._run_transformed(call, args, kwargs, tensors, tape)
+        call.note_targets(tensors, targets)
         for tensor in tensors[operation.writes_in_place :] if self._open else ():
             self._open.pop(id(tensor), None)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]
@@ -135,8 +162,10 @@ class CaptureMode(TorchFunctionMode):
         is_joined = (operation.is_joining or operation.writes_in_place) and any(
             isinstance(g, Derived) and g.is_chosen for _, g in managed
         )
-        is_free = all(tape.is_constant_beside(t, shape) for t in data) and not is_joined
-        if operation.ignores_data or is_free:
+        # An activation with a graph is no constant: mostly that is all there is to find out.
+        has_graph = any(t.requires_grad for t in data)
+        is_free = not has_graph and all(tape.is_constant_beside(t, shape) for t in data)
+        if operation.ignores_data or (is_free and not is_joined):
             if operation.writes_in_place and self._is_writable(args[0], tape):
                 if not self._is_for_samples(args[0], tape.batch):
                     return self._write_constant(call, tape, args, kwargs, managed)
@@ -246,9 +275,7 @@ class CaptureMode(TorchFunctionMode):
         return self.frames[-1].path if self.frames else ""
 
     def _call(self, func: Callable[..., Any], tape: Tape) -> Call:
-        return Call(
-            tape, func, self.frames[-1], lambda value: self._target_of(value, tape), lambda: self
-        )
+        return Call(tape, func, self.frames[-1], self._target_of, lambda: self)
 
     def _is_of_model(self, value: Tensor) -> bool:
         """False for a parameter that no module of the model holds."""
@@ -293,18 +320,43 @@ class CaptureMode(TorchFunctionMode):
                 output = func(*args, **kwargs)
         else:
             output = func(*args, **kwargs)
+        self._note_made(func, output, tensors, targets, written, tape)
+        return output
+
+    def _note_made(
+        self,
+        func: Callable[..., Any],
+        output: Any,
+        tensors: list[Tensor],
+        targets: Sequence[Target | None],
+        written: Sequence[Tensor],
+        tape: Tape,
+    ) -> None:
         made = [tensor for tensor in _tensors((output,)) if not tensor.requires_grad]
         if not made and not written:
-            return output  # with a graph, and so data
+            return  # with a graph, and so data
         # Without gradients a parameter is a constant like any other.
-        constant = operation.makes_constants or all(
+        constant = classify(func).makes_constants or all(
             target is not None or tape.is_constant(tensor)
             for tensor, target in zip(tensors, targets, strict=True)
         )
         tape.provenance.note(made, constant=constant)
         if written and not constant:
             tape.provenance.note_written(written)
-        return output
+
+
+_NUMBERS = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(...)}
+)
+
+
+@cache
+def _is_ordinary(func: Callable[..., Any]) -> bool:
+    """Whether all that it does is to compute a result of its arguments, which are not judged."""
+    operation = classify(func)
+    is_looked_at = operation.is_metadata or operation.is_hook or operation.is_initialization
+    reads_or_writes = operation.reads_numbers or operation.writes_in_place
+    return not (is_looked_at or reads_or_writes or func in CHECKED or func == _SET_DATA)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:

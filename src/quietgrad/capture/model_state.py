@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import attributes_of, dense_parts, is_same, slots_of
 from quietgrad.capture.draws import find_devices, preserve_randomness
-from quietgrad.factors.base import content_of, version_of
+from quietgrad.factors.base import Verdict, content_of, has_same_entries, version_of
 
 # Parameters, buffers, children, hooks, the mode. What is kept in buffers is found elsewhere.
 _OTHERS = frozenset(vars(nn.Module())) - {"_non_persistent_buffers_set"}
@@ -500,10 +500,14 @@ def copy_values(model: nn.Module, held: Sequence[_Held] | None = None) -> HeldVa
 
 def find_difference(ones: Mapping[str, Any], others: Mapping[str, Any]) -> set[str]:
     """The names of attributes that hold different values in two copies, or are in one only."""
+    return {name for name, is_kept in compare_values(ones, others).items() if not is_kept}
+
+
+def compare_values(ones: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Verdict]:
+    """By name, whether both copies hold the same."""
     return {
-        name
+        name: is_same(ones.get(name, _MISSING), others.get(name, _MISSING))
         for name in ones.keys() | others.keys()
-        if not is_same(ones.get(name, _MISSING), others.get(name, _MISSING))
     }
 
 
@@ -558,6 +562,9 @@ class ModelState:
     def restore(self) -> None:
         """Put back what has changed."""
         for restore in self._restores:
+            if isinstance(restore, _KeptTensor):
+                restore.ask()
+        for restore in self._restores:
             restore()
 
 
@@ -586,7 +593,7 @@ def _keep(held: _Held) -> Iterator[Restore]:
     value = held.value
     if _is(value, Tensor):
         if _is_dense(value) and not value.requires_grad and not value.is_inference():
-            yield partial(_restore_tensor, value, value.clone())
+            yield _KeptTensor(value)
     elif _is(value, np.ndarray):
         is_written = value.flags.writeable and not _is(value, np.memmap)
         if is_written and (held.is_searched or not _holds_objects(value)):
@@ -634,11 +641,24 @@ def _restore_module(module: nn.Module, held: dict[str, Any]) -> None:
     now.update((n, child) for n, child in held.items() if n in _REBOUND or n not in _OTHERS)
 
 
-def _restore_tensor(tensor: Tensor, value: Tensor) -> None:
-    # Writing one that autograd has saved is an error: only what has changed.
-    if not torch.equal(tensor, value):
-        with torch.no_grad():
-            tensor.resize_(value.shape).copy_(value)  # observers grow theirs when first run
+class _KeptTensor:
+    """A tensor and what was in it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._value = tensor, tensor.clone()
+        self._is_same: Verdict = True
+
+    def ask(self) -> None:
+        """Whether it has changed: of all tensors, before that is read of one."""
+        self._is_same = has_same_entries(self._tensor, self._value)
+
+    def __call__(self) -> None:
+        """Put it back."""
+        # Writing one that autograd has saved is an error: only what has changed.
+        if not self._is_same:
+            with torch.no_grad():
+                # Observers grow theirs when first run.
+                self._tensor.resize_(self._value.shape).copy_(self._value)
 
 
 def _restore_array(written: Any, value: Any) -> None:

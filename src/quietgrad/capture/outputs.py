@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,6 +25,15 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
 from quietgrad.capture.owners import OwnedLayout, match_rows
+from quietgrad.factors.base import (
+    Verdict,
+    all_of,
+    any_of,
+    has_same_entries,
+    negated,
+    send,
+    verdict_of,
+)
 
 if TYPE_CHECKING:
     from quietgrad.capture.repetition import Execution, Factors
@@ -65,7 +75,7 @@ class OutputComparison:
     is_alike: bool = True
     has_whole: bool = False
 
-    def holds(self, before: Node, after: Node) -> bool:
+    def holds(self, before: Node, after: Node) -> Verdict:
         """Whether these samples' outputs are the same, in some layout of each output."""
         return self._same(before, after, _match(before, self.known))
 
@@ -115,29 +125,31 @@ class OutputComparison:
                 return chosen.reshape(shape)  # a batch of one may lose its dimension
         return gradient if gradient.shape == shape else None
 
-    def _same(self, before: Node, after: Node, rows: Known) -> bool:
+    def _same(self, before: Node, after: Node, rows: Known) -> Verdict:
         if isinstance(before, Tensor) or isinstance(after, Tensor):
             if isinstance(before, Tensor) and isinstance(after, Tensor):
                 return self._same_rows(before, after, rows[0])
             return False
         parts = _divide(before, rows)
         if self._is_one_for_each(before, after, parts):
-            if self._same_entries(before, after):
-                return True
+            is_same = self._same_entries(before, after)
             if any(known is not None and known.was_reached for known in rows):
-                return False  # probes have told that each sample has its own
+                return is_same  # probes have told that each sample has its own
+            if is_same:
+                return True
         if len(before.children) != len(after.children):
             return False
         pairs = zip(before.children, after.children, parts, strict=True)
-        return all(self._same(one, other, part) for one, other, part in pairs)
+        return all_of(self._same(one, other, part) for one, other, part in pairs)
 
-    def _same_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
+    def _same_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> Verdict:
         if rows is not None and rows.is_probed and _is_unused_table(before, rows, self.batch):
-            rows.is_mixed |= not self._compare_rows(before, after, rows)
+            is_mixed = negated(self._compare_rows(before, after, rows))
+            rows.is_mixed = any_of((rows.is_mixed, is_mixed))
             return True
         return self._compare_rows(before, after, rows)
 
-    def _compare_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> bool:
+    def _compare_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> Verdict:
         layouts = _allowed_layouts(before, rows, self.batch)
         if self.count != self.batch:
             return self._same_of_fewer(before, after, rows, layouts)
@@ -146,12 +158,17 @@ class OutputComparison:
         if before.shape != after.shape:
             return False
         probed = any(known.is_probed for known in self.known)
-        if probed and rows is not None and not rows.is_probed and torch.equal(before, after):
-            return True  # a table, with no samples in it: no loss sends it gradients
-        return not layouts or any(
+        is_table: Verdict = False
+        if probed and rows is not None and not rows.is_probed:
+            # A table, with no samples in it: no loss sends it gradients.
+            is_table = has_same_entries(before, after)
+        if not layouts or is_table is True:
+            return True
+        agreeing = (
             self._agree(layout.select(before, self.old), layout.select(after, self.new))
             for layout in layouts
         )
+        return any_of(chain((is_table,), agreeing))
 
     def _arrange(self, layout: Layout) -> Layout:
         """The layout of the second run."""
@@ -159,24 +176,24 @@ class OutputComparison:
             return layout.arrange(self.samples)
         return replace(layout, batch=self.count)
 
-    def _same_owned(self, before: Tensor, after: Tensor, layout: OwnedLayout) -> bool:
+    def _same_owned(self, before: Tensor, after: Tensor, layout: OwnedLayout) -> Verdict:
         now = layout.arrange(self.samples)
         if before.ndim != after.ndim or now.owners.numel() != after.shape[now.dims[0]]:
             return False
         return self._agree(layout.select(before, self.old), now.select(after, self.new))
 
-    def _agree(self, one: Tensor, other: Tensor) -> bool:
+    def _agree(self, one: Tensor, other: Tensor) -> Verdict:
         same = agree if self.is_alike else agree_across_sizes
         return one.shape == other.shape and same(one, other, self.bits)
 
     def _same_of_fewer(
         self, before: Tensor, after: Tensor, rows: OutputLayout | None, layouts: list[Layout]
-    ) -> bool:
+    ) -> Verdict:
         if not layouts or not self._is_compared(before):
             return True
         if before.shape == after.shape and (rows is None or not rows.was_reached):
             return True  # a table, of a size that is a multiple of the batch by chance
-        return any(
+        return any_of(
             agree_across_sizes(layout.select(before, self.old), after, self.bits)
             for layout in layouts
         )
@@ -184,16 +201,16 @@ class OutputComparison:
     def _is_compared(self, tensor: Tensor) -> bool:
         return self.has_whole or has_digits(tensor)
 
-    def _agree_of_fewer(self, left: Tensor, right: Tensor, bits: int) -> bool:
+    def _agree_of_fewer(self, left: Tensor, right: Tensor, bits: int) -> Verdict:
         return not self._is_compared(left) or agree_across_sizes(left, right, bits)
 
     def _is_one_for_each(self, before: Branch, after: Branch, parts: list[Known]) -> bool:
         lists = before.is_list and after.is_list and len(after.children) == self.count
         return lists and _has_one_for_each(before, parts, self.batch)
 
-    def _same_entries(self, before: Branch, after: Branch) -> bool:
+    def _same_entries(self, before: Branch, after: Branch) -> Verdict:
         same = partial(agree if self.count == self.batch else self._agree_of_fewer, bits=self.bits)
-        return all(
+        return all_of(
             agree_throughout(before.children[one], after.children[other], same)
             for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
         )
@@ -207,7 +224,9 @@ def _is_unused_table(tensor: Tensor, rows: OutputLayout, batch: int) -> bool:
 def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
     """Where the samples can be in an output: as probes of the losses left it, if they did."""
     layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
-    layouts = [layout for layout in layouts if rows is None or rows.allows(layout)]
+    if rows is not None:
+        allowed = [(layout, rows.allows(layout)) for layout in layouts]
+        layouts = [layout for layout, is_allowed in allowed if is_allowed]
     if layouts or rows is None or not rows.strict_evidence:
         return layouts
     owned = match_rows(rows.strict_evidence, batch)
@@ -225,10 +244,12 @@ def is_reordered(known: OutputLayout, batch: int) -> bool:
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
     broken = torch.zeros(batch, dtype=torch.bool)
-    for each in known:
-        if each.gradient is not None and not each.gradient.isfinite().all():
-            for layout in _allowed_layouts(each.gradient, each, batch)[:1]:
-                broken |= layout.split(~each.gradient.isfinite(), 0).any(1).cpu()
+    given = [(each, each.gradient) for each in known if each.gradient is not None]
+    finite = [verdict_of(gradient.isfinite().all()) for _, gradient in given]
+    for (each, gradient), is_finite in zip(given, finite, strict=True):
+        if not is_finite:
+            for layout in _allowed_layouts(gradient, each, batch)[:1]:
+                broken |= layout.split(~gradient.isfinite(), 0).any(1).cpu()
     return broken
 
 
@@ -284,12 +305,17 @@ def _divide(node: Branch, rows: Known) -> list[Known]:
 
 # -- gradients -----------------------------------------------------------------------------------
 
-Same = Callable[[Tensor, Tensor], bool]
+Same = Callable[[Tensor, Tensor], Verdict]
 """Whether two tensors with one row for each sample are the same but for rounding."""
 
 
 def same_factors(
-    before: Factors, run: Execution, old: Tensor, new: Tensor, same: Same, broken: Tensor
+    before: Factors,
+    run: Execution,
+    old: Tensor,
+    new: Tensor,
+    same: Same,
+    find_broken: Callable[[], Tensor],
 ) -> bool:
     """Whether samples ``old`` of a call got the same gradients as samples ``new`` of a repeat.
 
@@ -299,8 +325,9 @@ def same_factors(
         old: samples of the call.
         new: the same ones in the repeat.
         same: compares what factors are made of.
-        broken: the samples ``[B]`` of the call with losses that are not finite.
+        find_broken: tells the samples ``[B]`` of the call with losses that are not finite.
     """
+    compared: list[tuple[TargetFactor, Verdict | None]] = []
     doubtful: set[str] = set()
     for key in before.keys() | run.factors.keys():
         ones, others = before.get(key, []), run.factors.get(key, [])
@@ -311,23 +338,29 @@ def same_factors(
             doubtful.update(name for each in (*ones, *others) for name in each.target.names)
             continue
         for one, other in zip(ones, others, strict=True):
-            verdict = _is_same_factor(one.select(old), other.select(new), same)
-            # With fewer samples another one may be at the first of several alike sites.
-            if verdict is False and run.is_alike and torch.equal(old, new):
-                return False
-            doubtful.update(() if verdict else one.target.names)
+            compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
+    for one, verdict in compared:
+        # With fewer samples another one may be at the first of several alike sites.
+        if verdict is not None and not verdict and run.is_alike and torch.equal(old, new):
+            return False
+        doubtful.update(() if verdict else one.target.names)
     doubtful -= run.unknown
+    if not doubtful:
+        return True
     # Rows of a broken sample have no owner that could be told.
-    pair = old[~broken[old]], new[~broken[old]]
-    return all(_is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful))
+    whole = ~find_broken()[old]
+    pair = old[whole], new[whole]
+    return bool(
+        all_of(_is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful))
+    )
 
 
-def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> bool | None:
+def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> Verdict | None:
     """Whether two factors are made of the same tensors; None if they are of different shapes."""
     ones, others = one.tensors, other.tensors
     if [t.shape for t in ones] != [t.shape for t in others]:
         return None
-    return all(map(same, ones, others))
+    return all_of(map(same, ones, others))
 
 
 def _is_same_total(
@@ -337,18 +370,18 @@ def _is_same_total(
     old: Tensor,
     new: Tensor,
     same: Same,
-) -> bool:
+) -> Verdict:
     """Whether samples have the same gradients, whichever operations they come from."""
     ones, others = list_factors(before, name), list_factors(after, name)
     if not len(old):
         return True
     if not ones or not others:
         samples = old if ones else new
-        squares = [each.select(samples.to(each.device)).sq_norm() for each in ones or others]
-        return not any(bool(each.nan_to_num(0.0).any()) for each in squares)
+        squares = [each.select(send(samples, each.device)).sq_norm() for each in ones or others]
+        return negated(any_of(verdict_of(each.nan_to_num(0.0).any()) for each in squares))
     at_once = max(1, _FLOATS_AT_ONCE // max(1, ones[0].shape.numel()))
     pairs = zip(old.split(at_once), new.split(at_once), strict=True)
-    return all(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
+    return all_of(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
 
 
 def list_factors(factors: Factors, name: str) -> list[Factor]:
@@ -362,7 +395,9 @@ def list_factors(factors: Factors, name: str) -> list[Factor]:
 
 
 def _add_up(factors: Sequence[Factor], samples: Tensor) -> Tensor:
-    first, *others = (factor.select(samples.to(factor.device)).materialize() for factor in factors)
+    first, *others = (
+        factor.select(send(samples, factor.device)).materialize() for factor in factors
+    )
     for other in others:
         first = first + other
     return first

@@ -19,6 +19,7 @@ from torch import Tensor
 from quietgrad.capture.choice import random_order
 from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout, is_multiple
+from quietgrad.factors.base import Later, Verdict, any_of, is_at_hand, negated, send
 from quietgrad.factors.routed import list_slots
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class OwnedLayout(Layout):
 
     def spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """One factor for each sample as a tensor to multiply ``like`` with."""
-        return factors.to(like.device, like.dtype)[self.owner_of(like).clamp_min(0)]
+        return send(factors, like.device, like.dtype)[self.owner_of(like).clamp_min(0)]
 
     def rows_of(self, tensor: Tensor) -> Tensor:
         """``[rows, *other dims]``."""
@@ -324,7 +325,7 @@ def match_rows(evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int) ->
         is_touched = highest.isfinite() if is_touched is None else is_touched & highest.isfinite()
         if not lowest.where(is_touched, 0).equal(highest.where(is_touched, 0)):
             return None
-        same = highest[:, None] == seeds.to(highest).log2().round()
+        same = highest[:, None] == send(seeds, highest.device, highest.dtype).log2().round()
         fits = same if fits is None else fits & same
     assert fits is not None
     assert is_touched is not None
@@ -391,13 +392,13 @@ def _are_multiples(
     shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
     by_row = factors[digits.clamp_min(0)].view(shape)
     if not (digits == _NOBODY).any():
-        return is_multiple(grad, whole, by_row)
+        return bool(is_multiple(grad, whole, by_row))
     is_owned = (digits != _NOBODY).view(shape)
     nothing = _smallest_told(whole)
     is_nobodys = ~is_owned & whole.isfinite()
     is_nothing = whole.abs().le(nothing) & grad.abs().le(nothing * float(factors.max()))
-    return bool((is_nothing | ~is_nobodys).all()) and is_multiple(
-        grad.where(is_owned, 0), whole.where(is_owned, 0), by_row
+    return bool((is_nothing | ~is_nobodys).all()) and bool(
+        is_multiple(grad.where(is_owned, 0), whole.where(is_owned, 0), by_row)
     )
 
 
@@ -477,7 +478,10 @@ class _Multiples:
         self._layouts, self._whole, self._learn, self._broken = layouts, whole, learn, broken
         self._readers: dict[int, OwnerReader] = {}
         self._unread: set[int] = set()
-        self._verdicts: list[bool] = []
+        self._verdicts: list[Verdict] = []
+        # On a device verdicts are read after the pass. If one is not good, it runs again.
+        is_elsewhere = not all(is_at_hand(each.grad) for each in whole)
+        self._is_patient = is_elsewhere and broken is None
 
     def begin(self, seeds: Tensor, exponents: Sequence[int], base: int) -> None:
         """The next pass: losses times ``seeds``, powers of two with these exponents."""
@@ -487,16 +491,19 @@ class _Multiples:
     def __call__(self, found: Arrival) -> None:
         place = len(self._verdicts)
         before = self._whole[place] if place < len(self._whole) else None
-        is_alike = before is not None and before.site.key == found.site.key
-        if before is not None and is_alike and all(self._verdicts):
+        is_alike: Verdict = before is not None and before.site.key == found.site.key
+        if before is not None and is_alike and (self._is_patient or all(self._verdicts)):
             is_alike = self._compare(place, found, before.grad)
         self._verdicts.append(is_alike)
 
-    def _compare(self, place: int, found: Arrival, whole: Tensor) -> bool:
+    def _compare(self, place: int, found: Arrival, whole: Tensor) -> Verdict:
         site = found.site
         is_read = place in self._readers or place in self._unread
         if not is_read and not site.asks_owners and site.key not in self._layouts.owned:
-            if self._fits(found, whole):
+            fits = self._fits(found, whole)
+            if self._is_patient:
+                return fits
+            if fits:
                 return True
             if self._base > 1:  # the digits before this one were not read
                 self._unread.add(place)
@@ -505,14 +512,17 @@ class _Multiples:
         is_read = reader.read(found.grad, whole, self._exponents, self._base)
         return is_read or site.asks_owners  # an argument may be everybody's
 
-    def _fits(self, found: Arrival, whole: Tensor) -> bool:
+    def _fits(self, found: Arrival, whole: Tensor) -> Verdict:
         """Whether some layout by one dimension is left."""
         site, grad, seeds = found.site, found.grad, self._seeds
         if self._learn:
-            verdict = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
-            return verdict is not False and (self._broken is None or self._explains(site, whole))
+            conclude = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
+            if self._is_patient:
+                return Later(lambda: conclude() is not False)
+            fits = conclude() is not False
+            return fits and (self._broken is None or self._explains(site, whole))
         left = self._layouts.possible(site.key, grad.shape, site.dims, len(seeds))
-        return any(not layout.is_refuted(grad, seeds, whole) for layout in left)
+        return any_of(negated(layout.is_refuted(grad, seeds, whole)) for layout in left)
 
     def _explains(self, site: Site, whole: Tensor) -> bool:
         """Whether rows that are not finite are those of broken samples in some layout left."""
@@ -525,6 +535,11 @@ class _Multiples:
 
     def is_to_be_read_again(self) -> bool:
         """Whether rows have to be asked for their owners that were not, from the beginning."""
+        first = next((each for each in self._verdicts if not each), True)
+        if self._is_patient and not isinstance(first, bool):
+            self._is_patient = False
+            self._readers.clear()
+            return True
         # If one use of an operation has such rows, all uses are read.
         keys = {self._whole[place].site.key for place in self._readers}
         uses = {place for place, each in enumerate(self._whole) if each.site.key in keys}
@@ -547,5 +562,5 @@ class _Multiples:
             if site.owners is None and not site.asks_owners:
                 return False
             if self._learn:
-                self._layouts.owned.add(site.key)
+                self._layouts.note_owned(site.key)
         return True

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from quietgrad.capture.call import ParameterTarget
 from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Stamp, version_of
+from quietgrad.factors.base import Stamp, Verdict, version_of
 
 _DIGESTED_AT_ONCE = 2**26  # bytes
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
@@ -32,15 +33,18 @@ class ParameterTable:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._canonical = _canonical_names(model)
+        self._found, self._tree = dict[str, nn.Parameter](), _Tree()
         self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
         self._first = {id(parameter): name for name, parameter in self.trainable().items()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
-        found: dict[str, nn.Parameter] = {}
-        _collect(self._model, "", found, set())
-        return found
+        if not self._tree.is_unchanged():
+            self._found, self._tree = {}, _Tree()
+            _collect(self._model, "", self._found, set(), self._tree)
+            self._tree.note_all()
+        return dict(self._found)
 
     def target(self, parameter: nn.Parameter) -> ParameterTarget:
         """The managed parameter behind a tensor seen in an operation."""
@@ -91,11 +95,49 @@ class ParameterTable:
         return self._name_of(parameter) or None
 
 
+class _Tree:
+    """Where modules hold parameters and other modules, to be compared: that is done often."""
+
+    def __init__(self) -> None:
+        self._holders: list[dict[str, Any]] = []
+        self._held: list[Any] = []  # kept alive: an id may come again
+        self._parameters: list[nn.Parameter] = []
+        self._seen: list[Any] | None = None
+
+    def add(self, module: nn.Module) -> None:
+        """A module of the model."""
+        self._holders += (module._parameters, module._modules)
+
+    def note_all(self) -> None:
+        """All modules were added."""
+        self._held = [each for holder in self._holders for each in holder.values()]
+        self._parameters = [each for each in self._held if isinstance(each, nn.Parameter)]
+        self._seen = self._look()
+
+    def is_unchanged(self) -> bool:
+        """Whether names, parameters, modules and what is trainable are those of then."""
+        return self._seen is not None and self._seen == self._look()
+
+    def _look(self) -> list[Any]:
+        held = chain.from_iterable(map(dict.values, self._holders))
+        return [
+            [*map(len, self._holders)],
+            [*chain.from_iterable(self._holders)],
+            [*map(id, held)],  # tensors are not to be compared by value
+            [parameter.requires_grad for parameter in self._parameters],
+        ]
+
+
 def _collect(
-    module: nn.Module, prefix: str, found: dict[str, nn.Parameter], seen: set[int]
+    module: nn.Module,
+    prefix: str,
+    found: dict[str, nn.Parameter],
+    seen: set[int],
+    tree: _Tree,
 ) -> None:
     """What ``named_parameters`` gives, in its order, in a fraction of the time."""
     seen.add(id(module))
+    tree.add(module)
     for attribute, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
@@ -103,7 +145,7 @@ def _collect(
                 found[prefix + attribute] = parameter
     for name, child in module._modules.items():
         if child is not None and id(child) not in seen:
-            _collect(child, f"{prefix}{name}.", found, seen)
+            _collect(child, f"{prefix}{name}.", found, seen, tree)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -149,7 +191,7 @@ class _Seen:
     @property
     def is_unchanged(self) -> bool:
         if self.value is not None:
-            return is_equal(self.value, self.buffer)
+            return bool(is_equal(self.value, self.buffer))
         if self.version == version_of(self.buffer):
             return True
         return self.content is not None and self.content == _digest(self.buffer)
@@ -273,9 +315,13 @@ class WeightWatch:
         for name, (weight, version, address) in self._seen.items():
             if version_of(weight) != version or weight.data_ptr() != address:
                 return name
-        stamp = self._stamp if thorough else None
-        place = None if stamp is None else stamp.find_changed()
-        return None if place is None else list(self._seen)[place]
+        verdicts = self.ask_written() if thorough else []
+        return next((name for name, is_written in verdicts if is_written), None)
+
+    def ask_written(self) -> list[tuple[str, Verdict]]:
+        """Of each weight, whether something else is in it by now."""
+        contents = () if self._stamp is None else self._stamp.compare_contents()
+        return list(zip(self._seen, contents, strict=False))
 
     def end(self) -> None:
         """The batch is over."""

@@ -24,13 +24,14 @@ from quietgrad.capture.layout import SiteKey, add_first_hook
 from quietgrad.capture.model_state import (
     HeldValues,
     ModelState,
+    compare_values,
     copy_values,
     find_difference,
     mark_repeating,
 )
 from quietgrad.capture.owners import OwnedLayout, read_powers
 from quietgrad.capture.samples import Arguments, copy_arguments, rebuild_arguments
-from quietgrad.factors.base import version_of
+from quietgrad.factors.base import Verdict, send, version_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout
@@ -141,11 +142,12 @@ class ModelCall:
         """Whether it was called with this very tensor."""
         return any(given is tensor for given, _ in self._versions)
 
-    def find_kept(self, held: HeldValues | None) -> set[str]:
-        """The attributes that hold something else after another run, and were not changed since."""
+    def compare_kept(self, held: HeldValues | None) -> dict[str, Verdict]:
+        """Whether attributes hold the same after another run, if they were not changed since."""
         if self.after is None or held is None:
-            return set()
-        return find_difference(self.after.values, held.values) - self.transient
+            return {}
+        verdicts = compare_values(self.after.values, held.values)
+        return {name: each for name, each in verdicts.items() if name not in self.transient}
 
     def note_transient(self) -> None:
         """What the user has taken out of the model since the call is not kept by it."""
@@ -304,7 +306,7 @@ class ArgumentRows:
                 self._note(number, rows)
             if arrival.site.reads is not None:
                 ids, places = arrival.site.reads
-                owners = rows.owners.flatten()[places.to(rows.owners.device)]
+                owners = rows.owners.flatten()[send(places, rows.owners.device)]
                 self._note_tensor(by_address, ids, replace(rows, owners=owners, dims=(0,)))
             for saved in arrival.saved:
                 self._note_tensor(by_address, saved, rows)

@@ -55,6 +55,7 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
+from quietgrad.factors.base import Verdict
 
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
@@ -96,6 +97,7 @@ class Capture:
         self._model, self._devices = model, find_devices(model)
         self.loss_scale = 1.0  # by which gradients come multiplied
         self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
+        self._written: list[tuple[str, Verdict]] = []  # asked of weights, and not yet read
         self.picks_rows = False  # whether the last backward pass met rows in any order
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
         self._call: ModelCall | None = None
@@ -199,6 +201,8 @@ class Capture:
             self._refuse_kept_data(tape)
             self._attributes.begin_backward()
             whole = self._verifier.verify(tape, losses)
+            if (name := self._find_asked()) is not None:
+                raise raw_data_refusal(name)
             self.picks_rows = tape.selects_rows or tape.has_owned_rows()
             self._provenance.watch.begin()  # verification writes buffers, and puts them back
             if whole is not None and self._verifier.is_decisive:
@@ -270,12 +274,22 @@ class Capture:
     def begin_backward(self) -> None:
         """Refuse losses of weights that may be put back before anything else is compared."""
         if self._weights.is_thorough:
-            self._refuse_written_weights(thorough=True)
+            self._refuse_written_weights(thorough=True, waiting=False)
 
-    def _refuse_written_weights(self, *, thorough: bool) -> None:
-        name = self._weights.find_written(thorough=thorough)
+    def _refuse_written_weights(self, *, thorough: bool, waiting: bool = True) -> None:
+        """Without ``waiting``, what a device has to be asked is read after the verification."""
+        name = self._weights.find_written(thorough=thorough and waiting)
+        if not waiting:
+            self._written = self._weights.ask_written()
+            is_known = any(is_written is True for _, is_written in self._written)
+            name = name or (self._find_asked() if is_known else None)
         if name is not None:
             raise raw_data_refusal(name)
+
+    def _find_asked(self) -> str | None:
+        """The name of a weight that had been written when it was asked for."""
+        asked, self._written = self._written, []
+        return next((name for name, is_written in asked if is_written), None)
 
     def note_refusal(self, error: QuietgradError) -> None:
         """Something was refused, also if the model catches it; not if it is only tried out."""

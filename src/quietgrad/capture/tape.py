@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import _SingleLevelFunction
 
 from quietgrad.capture.layout import Layout, Probe
 from quietgrad.errors import (
@@ -19,7 +18,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor, Stamp, real_parts
+from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ class Site:
     Attributes:
         owners: of its rows, if no dimension runs over the samples and probes have told them.
         asks_owners: whether they are to be told in any case.
+        names: the parameters used, as often as they are.
         reads: ids that it looks up, and the row of its output that each of them enters.
     """
 
@@ -51,13 +51,21 @@ class Site:
     reads: tuple[Tensor, Tensor] | None = None
 
     def __init__(
-        self, tape: Tape, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]
+        self,
+        tape: Tape,
+        key: SiteKey,
+        shape: torch.Size,
+        dims: range,
+        uses: Sequence[Use],
+        names: Sequence[str],
     ) -> None:
-        self.key, self.shape, self.dims, self.uses = key, shape, dims, uses
+        self.key, self.shape, self.dims, self.uses, self.names = key, shape, dims, uses, names
         self.owners: OwnedLayout | None = None
         # What is recomputed inside the backward pass belongs to no call that is known.
         self.call = len(tape.calls) if tape.phase is TapePhase.FORWARD else -1
         self._tape = tape
+        self.changes = -1  # of the table of layouts, when it was asked
+        self.known: tuple[bool, list[Layout]] = (False, [])
 
     @property
     def parameters(self) -> str:
@@ -94,7 +102,7 @@ class TargetFactor(NamedTuple):
 
     def select(self, samples: Tensor) -> TargetFactor:
         """That of some samples."""
-        return self._replace(factor=self.factor.select(samples.to(self.factor.device)))
+        return self._replace(factor=self.factor.select(send(samples, self.factor.device)))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -128,11 +136,12 @@ class Tape:
         self._probe: Probe | None = None
         self._observe: Callable[[Arrival], object] = _ignore
         self._sink: Sink | None = None
-        self._expected: Counter[str] = Counter()
+        self._expected: dict[str, int] = {}  # uses whose gradients have not come yet
         self._factors: dict[str, dict[Target, list[Factor]]] = {}
         self._done: set[str] = set()
+        self._doubts: list[tuple[str, Verdict]] = []  # whether something was written to
         self._entries: dict[str, Tensor] = {}
-        self._derived: dict[int, Derived] = {}
+        self.derivations: dict[int, Derived] = {}
         self.functions: set[Callable[..., Any]] = set()
         self.calls: list[ModelCall] = []
         self.collation: Collation | None = None
@@ -155,9 +164,9 @@ class Tape:
 
     def add_derived(self, derived: Derived, known_as: Tensor | None = None) -> Tensor:
         """Remember a tensor computed from parameters alone; also for another one in its place."""
-        self._derived[id(derived.tensor)] = derived
+        self.derivations[id(derived.tensor)] = derived
         if known_as is not None:
-            self._derived[id(known_as)] = derived
+            self.derivations[id(known_as)] = derived
         return derived.tensor
 
     def mark_chosen(self, derived: Derived) -> Tensor:
@@ -166,16 +175,23 @@ class Tape:
 
     def derived(self, tensor: Tensor) -> Derived | None:
         """The derivation behind ``tensor``, if it has one."""
-        return self._derived.get(id(tensor))
+        return self.derivations.get(id(tensor))
 
-    def add_site(self, key: SiteKey, shape: torch.Size, dims: range, uses: Sequence[Use]) -> Site:
+    def add_site(
+        self,
+        key: SiteKey,
+        shape: torch.Size,
+        dims: range,
+        uses: Sequence[Use] = (),
+        names: Sequence[str] = (),
+    ) -> Site:
         """Count uses, so that parameters are known to be complete when all have come back."""
-        site = Site(self, key, shape, dims, uses)
+        site = Site(self, key, shape, dims, uses, names)
         # What activation checkpointing recomputes was counted when it first ran, or never.
         if self.phase is TapePhase.FORWARD:
             self.sites.append(site)
-            for use in uses:
-                self._expected.update(use.target.names)
+            for name in site.names:
+                self._expected[name] = self._expected.get(name, 0) + 1
         return site
 
     def tap_output(self, output: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
@@ -202,9 +218,8 @@ class Tape:
 
     def is_unsettled(self) -> bool:
         """Whether some operation's rows could belong to samples in more than one way."""
-        return any(
-            not self.layouts.knows(site.key) or len(self._possible(site)) > 1 for site in self.sites
-        )
+        known = map(self._known, self.sites)
+        return any(not is_known or len(left) > 1 for is_known, left in known)
 
     def has_owned_rows(self) -> bool:
         """Whether some operation's rows belong to samples in a way that only probes can tell."""
@@ -212,9 +227,16 @@ class Tape:
 
     def _possible(self, site: Site) -> list[Layout]:
         """The layouts by one dimension that are left."""
-        if site.key in self.layouts.owned:
-            return []
-        return self.layouts.possible(site.key, site.shape, site.dims, self.batch)
+        return self._known(site)[1]
+
+    def _known(self, site: Site) -> tuple[bool, list[Layout]]:
+        """Whether probes have seen gradients at a site, and the layouts that are left."""
+        table = self.layouts
+        if site.changes != table.changes:
+            left = table.possible(site.key, site.shape, site.dims, self.batch)
+            left = [] if site.key in table.owned else left
+            site.changes, site.known = table.changes, (table.knows(site.key), left)
+        return site.known
 
     def accept_ambiguity(self) -> None:
         """Every sample was distinguished from every other: what is left is exact here."""
@@ -223,7 +245,7 @@ class Tape:
     def probe(self, losses: Tensor, probe: Probe) -> list[Arrival]:
         """Back-propagate losses times the probe's seeds; what arrives at the sites, in order."""
         arrivals: list[Arrival] = []
-        seeds = self.scaled(probe.seeds.to(losses.dtype))
+        seeds = self.scaled(send(probe.seeds, losses.device, losses.dtype))
         self.propagate([losses], [seeds], arrivals.append, probe=probe)
         return arrivals
 
@@ -257,19 +279,30 @@ class Tape:
         self.phase, self._sink = TapePhase.COLLECTING, sink
         seeds = torch.full_like(losses, scale * self.scale)
         torch.autograd.backward(losses, seeds, inputs=self._ends())
-        for name in list(self._factors):
-            self._complete(name)
+        self._complete_all()
 
     def collect_recorded(self, arrivals: Sequence[Arrival], sink: Sink) -> None:
         """The same from what a probe of all losses has recorded, without another pass."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
         for site, grad, saved, stamp in arrivals:
-            if stamp.differs():
-                raise ChangedGradientError(site.uses[0].target.names[0])
+            self._refuse_changed(site.uses[0].target.names[0], stamp.differs())
             self._record(site, grad, saved)
             self._count_down(site)
+        self._complete_all()
+
+    def _complete_all(self) -> None:
         for name in list(self._factors):
             self._complete(name)
+        for name, is_changed in self._doubts:
+            if is_changed:
+                raise ChangedGradientError(name)
+
+    def _refuse_changed(self, name: str, is_changed: Verdict) -> None:
+        """At once, or when all verdicts are read."""
+        if is_changed is True:
+            raise ChangedGradientError(name)
+        if is_changed is not False:
+            self._doubts.append((name, is_changed))
 
     def _ends(self, leaves: Sequence[Tensor] = ()) -> list[Tensor] | None:
         """Nothing but the taps is to see gradients; reentrant checkpointing has no such option."""
@@ -313,7 +346,8 @@ class Tape:
         self.collation = None
         self._factors.clear()
         self._entries.clear()
-        self._derived.clear()
+        self.derivations.clear()
+        self._doubts.clear()
         self._sink = None
 
     def is_argument(self, tensor: Tensor) -> bool:
@@ -355,14 +389,14 @@ class Tape:
         )
 
     def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
-        left = self._possible(site)
+        was_seen, left = self._known(site)
         settled = self._all_told_apart or len(left) == 1
-        is_known = site.owners is not None or (settled and left and self.layouts.knows(site.key))
+        is_known = site.owners is not None or (settled and left and was_seen)
         if self.batch > 1 and not is_known and not grad.any():
             return  # silent in every probe, too: it contributes exactly zero
         layout = self._layout(site, grad, left)
+        self._refuse_late(site)
         for use in site.uses:
-            self._refuse_late(use.target.names, site)
             factor = use.make(layout, grad, *saved)
             if self.verify:
                 factor.seal()
@@ -389,7 +423,7 @@ class Tape:
                 "samples of this batch. Keep one dimension that runs over the samples (or over a "
                 "fixed number of rows for each)."
             )
-        settled = self.layouts.knows(site.key) and (len(left) == 1 or self._all_told_apart)
+        settled = self._known(site)[0] and (len(left) == 1 or self._all_told_apart)
         if not settled and not self._is_broken(grad, left):
             raise SampleMixingError(
                 f"{site.key} uses parameter {site.parameters} on a tensor of shape {tuple(shape)} "
@@ -399,26 +433,31 @@ class Tape:
         return left[0]
 
     def _count_down(self, site: Site) -> None:
-        names = [name for use in site.uses for name in use.target.names]
-        self._expected.subtract(names)
+        expected = self._expected
+        for name in site.names:
+            expected[name] = expected.get(name, 0) - 1
         if self.recomputes:
             return  # further uses may appear while segments are recomputed
-        for name in dict.fromkeys(names):
-            if self._expected[name] == 0:
+        for name in site.names:
+            if expected[name] == 0 and name not in self._done:
                 self._complete(name)
 
     def _complete(self, name: str) -> None:
         self._done.add(name)
         uses = self._factors.pop(name, None)
-        if uses and self._sink is not None:
-            if any(factor.changed() for factors in uses.values() for factor in factors):
-                raise ChangedGradientError(name)
-            pulled = [target.pull(name, combine(factors)) for target, factors in uses.items()]
-            self._sink.parameter_done(name, pulled[0] if len(pulled) == 1 else combine(pulled))
+        if not uses or self._sink is None:
+            return
+        changed = any_of(each.changed() for factors in uses.values() for each in factors)
+        self._refuse_changed(name, changed)
+        pulled = []
+        for target, factors in uses.items():
+            factor = factors[0] if len(factors) == 1 else combine(factors)
+            pulled.append(target.pull(name, factor))
+        self._sink.parameter_done(name, pulled[0] if len(pulled) == 1 else combine(pulled))
 
-    def _refuse_late(self, names: Iterable[str], site: Site) -> None:
-        late = [name for name in names if name in self._done]
-        if late:
+    def _refuse_late(self, site: Site) -> None:
+        if not self._done.isdisjoint(site.names):
+            late = [name for name in site.names if name in self._done]
             raise UnsupportedOperationError(
                 f"parameter '{late[0]}' was used again ({site.key}) after its gradients had been "
                 "clipped: a forward that runs inside the backward pass reuses it. Use "
@@ -441,7 +480,10 @@ def stray_gradient(where: str) -> StrayGradientError:
 
 
 def _apply(function: Any, *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)
+    if torch._C._are_functorch_transforms_active():
+        result: Tensor = function.apply(*args)
+    else:  # what else `apply` does is for functions of users
+        result = super(_SingleLevelFunction, function).apply(*args)
     return result
 
 
@@ -462,7 +504,6 @@ class _TapOutput(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         ctx.site.receive(grad, saved)
@@ -479,7 +520,6 @@ class _TapSource(torch.autograd.Function):
         return values.expand(shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
         ctx.site.receive(grad, ())
         return None, None, None, None

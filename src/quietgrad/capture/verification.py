@@ -25,6 +25,7 @@ from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
+from quietgrad.factors.base import send
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
@@ -90,7 +91,8 @@ class ConstantArguments:
         Nothing can be told of a call whose first tensor was the same, too: its samples may be.
         """
         parts, known = self._parts(calls), self._before
-        same = {place for place in parts if place in known and is_same(parts[place], known[place])}
+        verdicts = {place: is_same(parts[place], known[place]) for place in parts if place in known}
+        same = {place for place, is_known in verdicts.items() if is_known}
         return frozenset(
             id(part)
             for place, part in parts.items()
@@ -272,7 +274,7 @@ def _find_option(tape: Tape) -> str:
 
 
 def _ask_all(losses: Tensor) -> Probe:
-    return Probe(torch.ones(len(losses), dtype=losses.dtype, device=losses.device))
+    return Probe(torch.ones(len(losses), dtype=losses.dtype))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:
@@ -339,8 +341,9 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
     """Whether all gradients scale with their sample's loss, in some layout of each site."""
 
     def run(seeds: Tensor, observe: Callable[[Arrival], object]) -> None:
-        probe = Probe(seeds.to(losses.device, losses.dtype), is_strict=True)
-        tape.propagate([losses], [tape.scaled(probe.seeds)], observe, probe=probe)
+        probe = Probe(seeds.to(losses.dtype), is_strict=True)
+        gradient = tape.scaled(send(probe.seeds, losses.device))
+        tape.propagate([losses], [gradient], observe, probe=probe)
 
     broken = ~losses.detach().isfinite() if tape.selects_rows else None
     if broken is not None and not broken.any():
@@ -353,16 +356,17 @@ def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> N
     for halves in split_samples(tape.batch):
         parts = []
         for half in halves:
-            arrivals = tape.probe(losses, Probe(half.to(losses.device, losses.dtype)))
-            _refuse_mixing(tape, arrivals, half.to(losses.device))
+            arrivals = tape.probe(losses, Probe(half.to(losses.dtype)))
+            _refuse_mixing(tape, arrivals, half)
             parts.append(_project_all(arrivals))
         _check_additive(total, parts)
 
 
 def _refuse_mixing(tape: Tape, arrivals: Sequence[Arrival], seeded: Tensor) -> None:
     clean: SiteKey | None = None
-    for site, grad, *_ in arrivals:
-        verdict = tape.layouts.observe(site.key, grad, site.dims, seeded)
+    seen = [tape.layouts.observe(a.site.key, a.grad, a.site.dims, seeded) for a in arrivals]
+    for (site, grad, *_), conclude in zip(arrivals, seen, strict=True):
+        verdict = conclude()
         if verdict is False:
             raise SampleMixingError(
                 _mixing_message(site, clean, is_half=grad.dtype == torch.float16)

@@ -23,7 +23,6 @@ from quietgrad.errors import EngineStateError, LossError
 from quietgrad.factors.base import Factor
 from quietgrad.functional import captured_backward
 from quietgrad.grouping.base import Group, Grouping
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 _COLUMNS_AT_ONCE = 1 << 21  # entries that are converted to double precision at a time
 
@@ -39,6 +38,7 @@ class TooFewSamplesError(ValueError):
 
 
 DEFAULT_AVERAGES = (1, 4, 16)
+DEFAULT_MEMORY_BUDGET = 1 << 30  # bytes of materialized gradients held at a time
 
 
 def measure(

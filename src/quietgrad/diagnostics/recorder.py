@@ -15,6 +15,7 @@ from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
 from quietgrad.diagnostics.measure import (
     DEFAULT_AVERAGES,
+    DEFAULT_MEMORY_BUDGET,
     Gatherer,
     TooFewSamplesError,
     gather,
@@ -34,7 +35,6 @@ from quietgrad.factors.base import Factor
 from quietgrad.functional import per_sample_grads
 from quietgrad.grouping.base import Grouping
 from quietgrad.reduction import ClippedReducer
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET
 
 
 class History:

@@ -57,7 +57,7 @@ from quietgrad.reduction import ClippedReducer
 from quietgrad.sampling.loader import BatchLoader, LogicalBatch
 from quietgrad.sampling.samplers import Sampler, population, require_batch_size
 from quietgrad.sampling.samplers import resolve as resolve_sampler
-from quietgrad.strategies import DEFAULT_MEMORY_BUDGET, Evaluator, Kernel, Strategy, Timings
+from quietgrad.strategies import Evaluator, Kernel, Strategy, Timings
 
 if TYPE_CHECKING:
     from quietgrad.diagnostics.recorder import StepRecorder
@@ -117,7 +117,8 @@ class PrivacyEngine:
         noise: Where the noise comes from: ``"secure"``, a cryptographic stream; or ``"fast"``, an
             ordinary generator on the parameters' own device.
         strategy: How norms are evaluated; changes speed and memory only.
-        memory_budget: Bytes of materialized per-sample gradients that may be held.
+        memory_budget: Bytes of materialized per-sample gradients that may be held; by default it
+            follows from the size of the activations.
         collate_fn: Makes a micro-batch from a list of elements.
         num_workers: Worker processes that load data.
         pin_memory: Load into pinned memory, from which ``x.to(device, non_blocking=True)`` does not
@@ -157,7 +158,7 @@ class PrivacyEngine:
         diagnostics: StepRecorder | None = None,
         noise: str = "secure",
         strategy: Strategy = "auto",
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        memory_budget: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,

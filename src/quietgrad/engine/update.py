@@ -85,11 +85,12 @@ def check_sums(
 
 def _read(totals: Sequence[Tensor], doubt: Tensor | None) -> tuple[bool, Iterator[float]]:
     """A truth value and the norms of all totals at once: a device is waited for only once."""
-    norms = torch._foreach_norm(list(totals)) if totals else ()
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, norm in enumerate(norms):
-        kinds.setdefault((norm.device, norm.dtype), []).append(i)
-    parts = [torch.stack([norms[i] for i in members]) for members in kinds.values()]
+    for i, total in enumerate(totals):
+        kinds.setdefault((total.device, total.dtype), []).append(i)
+    parts = [
+        torch.stack(torch._foreach_norm([totals[i] for i in members])) for members in kinds.values()
+    ]
     parts += [] if doubt is None else [doubt.unsqueeze(0)]
     if not parts:
         return False, iter(())
@@ -98,7 +99,7 @@ def _read(totals: Sequence[Tensor], doubt: Tensor | None) -> tuple[bool, Iterato
     places = [i for members in kinds.values() for i in members]
     by_place = dict(zip(places, read, strict=False))
     is_doubtful = doubt is not None and bool(read[-1])
-    return is_doubtful, iter([by_place[i] for i in range(len(norms))])
+    return is_doubtful, iter([by_place[i] for i in range(len(totals))])
 
 
 def require_same_parameters(trained: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -289,16 +290,14 @@ class NoisyUpdate:
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Run the optimizer with what `noisy` gave."""
         try:
-            trained = self._parameters
             if self._momentum is not None:
                 gradients = self._momentum.apply_outer(gradients)
                 self._momentum.remember()
-            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+            for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
                 parameter.grad = _like(parameter, gradient)
             self._is_due = True
             self._optimizer.step()
         finally:
-            self._is_due = False
             self.clear()
 
     def clear(self) -> None:

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from threading import Lock
 from typing import NamedTuple, Self, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,6 +26,102 @@ class Cost:
 
     flops: float
     floats: float
+
+
+# -- verdicts -------------------------------------------------------------------------------------
+
+# On the CPU a verdict is a bool, known at once. Elsewhere it is read later, with all others that
+# have been asked for by then, so that the host waits once for many.
+
+
+class Later:
+    """A truth value on a device, or what follows from some; read when it is first asked for."""
+
+    def __init__(self, source: Tensor | Callable[[], object]) -> None:
+        self._source: Tensor | Callable[[], object] | bool = source
+        if isinstance(source, Tensor):
+            with _lock:
+                _unread.add(self)
+
+    def __bool__(self) -> bool:
+        if isinstance(self._source, Tensor):
+            _read_all()
+        if not isinstance(self._source, bool):
+            # A tensor that is left is one that another thread is reading.
+            self._source = bool(self._source() if callable(self._source) else self._source)
+        return self._source
+
+
+Verdict = bool | Later
+"""A truth value that is known, or will be."""
+
+_HOSTS = frozenset({"cpu"})
+_unread: WeakSet[Later] = WeakSet()
+_lock = Lock()
+
+
+def _read_all() -> None:
+    with _lock:
+        waiting = list(_unread)
+        _unread.clear()
+    by_device: dict[torch.device, list[tuple[Later, Tensor]]] = {}
+    for each in waiting:
+        if isinstance(each._source, Tensor):
+            by_device.setdefault(each._source.device, []).append((each, each._source))
+    for some in by_device.values():
+        values = torch.stack([source for _, source in some]).tolist()
+        for (each, _), value in zip(some, values, strict=True):
+            each._source = bool(value)
+
+
+def is_at_hand(tensor: Tensor) -> bool:
+    """Whether nobody has to wait for its numbers."""
+    return tensor.device.type in _HOSTS
+
+
+def verdict_of(value: Tensor) -> Verdict:
+    """What a tensor of one truth value says."""
+    return bool(value) if is_at_hand(value) else Later(value.detach().reshape(()).bool())
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Whether all are true; none is asked for behind one that is known to be false."""
+    return negated(any_of(map(negated, verdicts)))
+
+
+def any_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Whether one is true; none is asked for behind one that is known to be."""
+    left = []
+    for each in verdicts:
+        if each is True:
+            return True
+        if each is not False:
+            left.append(each)
+    return Later(lambda: any(left)) if left else False
+
+
+def negated(verdict: Verdict) -> Verdict:
+    """Whether it is false."""
+    return not verdict if isinstance(verdict, bool) else Later(lambda: not verdict)
+
+
+def is_surely_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether entries are the same, asked only where nobody waits for the answer."""
+    return is_at_hand(one) and torch.equal(one, other)
+
+
+def has_same_entries(one: Tensor, other: Tensor) -> Verdict:
+    """As ``torch.equal``."""
+    is_simple = one.device == other.device and one.dtype == other.dtype and one.shape == other.shape
+    if is_at_hand(one) or not is_simple:
+        return torch.equal(one, other)
+    return verdict_of(one.eq(other).all())
+
+
+def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A small tensor on another device, without waiting for it there if it comes from the host."""
+    from_host = tensor.device.type == "cpu" and device.type != "cpu"
+    return tensor.to(device, dtype or tensor.dtype, non_blocking=from_host)
 
 
 # -- doubts ---------------------------------------------------------------------------------------
@@ -69,17 +167,33 @@ class RawNorms(NamedTuple):
         factor: whose norms they are.
         tensors: what :attr:`stacked` makes norms of; their first dimension is that of the samples.
         stacked: makes them, of several factors at once.
+        are_parts: whether the tensors are factors, and not yet what norms are sums of.
     """
 
     factor: Factor
     tensors: tuple[Tensor, ...]
     stacked: type[StackedNorms]
+    are_parts: bool = False
 
     @property
     def kind(self) -> Hashable:
-        """Equal for those that can be stacked."""
-        sizes = tuple((t.shape, t.dtype, t.device) for t in self.tensors)
-        return self.stacked, sizes
+        """Equal for those whose norms can be computed together."""
+        return self.stacked, self.stacked.kind_of(self)
+
+    @property
+    def sizes(self) -> Hashable:
+        """Equal for those whose tensors can be stacked."""
+        return self.are_parts, *((t.shape, t.dtype, t.device) for t in self.tensors)
+
+    @property
+    def run(self) -> Hashable:
+        """Equal for those that come one after the other among those of a kind."""
+        return type(self.factor), self.sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors: they are held until norms are made of them, or copied then."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def compute(self) -> Tensor:
         """Of this factor alone, ``[B]``, corrected."""
@@ -100,15 +214,28 @@ class StackedNorms(ABC):
     squares: Tensor
     are_fine: Tensor | None = None
     factors: Sequence[Factor]
+    has_sums = False  # whether sums can be taken from what is held here, too
 
     def __init__(self, found: Sequence[RawNorms]) -> None:
         self.factors = [raw.factor for raw in found]
-        columns = zip(*(raw.tensors for raw in found), strict=True)
-        self._make(*(_stack(column) for column in columns))
+        self._make(*self._join(found))
+
+    @staticmethod
+    def kind_of(raw: RawNorms) -> Hashable:
+        """Equal for those that can be given to one of these together."""
+        return raw.sizes
+
+    def _join(self, found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
+        """The tensors of all, which come in runs."""
+        return stack_tensors(found)
 
     @abstractmethod
     def _make(self, *tensors: Tensor) -> None:
         """Set the attributes; tensors have one more dimension, that of the factors, in front."""
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor | None]:
+        """``sum_i weights[f, i] * gradient_i`` of each factor, flat; None where it is not held."""
+        return [None] * len(self.factors)
 
     def repair(self) -> None:
         """Take the norms that cannot be used from their factors."""
@@ -119,8 +246,11 @@ class StackedNorms(ABC):
             self.squares[place, sample] = part.sq_norm().squeeze(0)
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tuple(tensors))
+def stack_tensors(found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
+    """Those of several factors, with one more dimension in front."""
+    if len(found) == 1:
+        return tuple(tensor.unsqueeze(0) for tensor in found[0].tensors)
+    return tuple(map(torch.stack, zip(*(raw.tensors for raw in found), strict=True)))
 
 
 # -- the contract ---------------------------------------------------------------------------------
@@ -136,6 +266,7 @@ class Factor(ABC):
     batch: int
     shape: torch.Size
     is_half = False  # whether some of what it was made of is in half precision
+    is_small = False  # whether calls cost more than all that is to be computed
 
     @abstractmethod
     def stamps(self) -> Iterable[Stamp]:
@@ -151,9 +282,9 @@ class Factor(ABC):
         for stamp in self.stamps():
             stamp.seal()
 
-    def changed(self) -> bool:
+    def changed(self) -> Verdict:
         """Whether a tensor it was made of has been written to since."""
-        return any(stamp.differs() for stamp in self.stamps())
+        return any_of(stamp.differs() for stamp in self.stamps())
 
     @abstractmethod
     def sq_norm(self) -> Tensor:
@@ -233,42 +364,29 @@ class Stamp:
     """Tensors as they were: torch counts how often one, or a view of it, is written to.
 
     What goes around the count (``.data``, numpy) shows in a sum and a norm, once sealed.
+
+    Attributes:
+        tensors: the tensors themselves.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
+        self.tensors, self._versions = tensors, [*map(version_of, tensors)]
         self._contents: list[Tensor] | None = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors themselves."""
-        return tuple(tensor for tensor, _ in self._seen)
 
     def seal(self) -> None:
         """Note what is in them."""
-        self._contents = [content_of(tensor) for tensor, _ in self._seen]
+        self._contents = [content_of(tensor) for tensor in self.tensors]
 
-    def differs(self) -> bool:
-        """Whether one of them has been written to."""
-        return self.find_changed() is not None
+    def differs(self) -> Verdict:
+        """Whether one of them has been written to by now."""
+        if self._versions != [*map(version_of, self.tensors)]:
+            return True
+        return self._contents is not None and any_of(self.compare_contents())
 
-    def find_changed(self) -> int | None:
-        """The place of the first one that has been written to; None if there is none."""
-        for place, (tensor, version) in enumerate(self._seen):
-            if version_of(tensor) != version:
-                return place
-        differs = [
-            before.nan_to_num().ne(content_of(tensor).nan_to_num()).any()
-            for before, (tensor, _) in zip(self._contents or (), self._seen, strict=False)
-        ]
-        # The host waits for every answer of a device: it is asked once.
-        together = (
-            torch.stack([each for each in differs if each.device == device])
-            for device in {each.device for each in differs}
-        )
-        if not any(bool(each.any()) for each in together):
-            return None
-        return next(place for place, each in enumerate(differs) if each)
+    def compare_contents(self) -> Iterator[Verdict]:
+        """Of each, if it was sealed, whether something else is in it."""
+        for before, tensor in zip(self._contents or (), self.tensors, strict=False):
+            yield verdict_of(before.nan_to_num().ne(content_of(tensor).nan_to_num()).any())
 
 
 # Numbers that are held in half precision are multiplied and added up in float32: so many of them
@@ -285,10 +403,13 @@ class TensorFactor(Factor):
 
     def __init__(self, values: Tensor, *others: Tensor) -> None:
         self._values, self._stamp = values, Stamp(values, *others)
-        self.is_half = any(is_half(tensor) for tensor in self._stamp.tensors)
+        self.is_half = any(map(is_half, self._stamp.tensors))
 
     def stamps(self) -> Iterable[Stamp]:
         return (self._stamp,)
+
+    def changed(self) -> Verdict:
+        return self._stamp.differs()
 
     @property
     def device(self) -> torch.device:
@@ -410,9 +531,12 @@ def form(tensor: Tensor) -> Hashable:
     return rough, order, tensor.dtype  # of sizes the two leading bits
 
 
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
 def is_half(tensor: Tensor) -> bool:
     """Whether its numbers are in half precision."""
-    return tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in _HALF
 
 
 def to_float32(tensor: Tensor) -> Tensor:
@@ -458,6 +582,8 @@ def peaks_of(tensor: Tensor, dims: int) -> Tensor:
 
 # Gradients of so many numbers are copied beside others: that takes less than to sum each by itself.
 STACKED_FLOATS = 1 << 16
+# So are factors, which are multiplied then.
+STACKED_FACTOR_FLOATS = 1 << 14
 
 
 class PlainNorms(StackedNorms):
@@ -470,13 +596,15 @@ class PlainNorms(StackedNorms):
 class DenseNorms(StackedNorms):
     """Norms of materialized gradients, which are summed together, too."""
 
+    has_sums = True
+
     def _make(self, *tensors: Tensor) -> None:
         (self._grads,) = tensors
         self.squares = vector_norm(self._grads, dim=2).square()
 
-    def weighted_sums(self, weights: Tensor) -> Tensor:
-        """``sum_i weights[f, i] * gradient_i`` of each factor, flat: ``[F, shape]``."""
-        return torch.bmm(weights.to(self._grads.dtype).unsqueeze(1), self._grads).squeeze(1)
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
+        sums = torch.bmm(weights.to(self._grads.dtype).unsqueeze(1), self._grads)
+        return sums.squeeze(1).unbind()
 
 
 class Dense(TensorFactor):

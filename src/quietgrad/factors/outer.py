@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from quietgrad.factors.base import (
+    STACKED_FACTOR_FLOATS,
     STACKED_FLOATS,
     Cost,
     Dense,
@@ -21,6 +23,7 @@ from quietgrad.factors.base import (
     peaks_of,
     power_of_two,
     scale_samples,
+    stack_tensors,
     summed,
     to_float32,
     vector_norm,
@@ -48,6 +51,8 @@ class Outer(TensorFactor):
         self.shape = shape or torch.Size((height, cols.shape[2] // groups))
         self._magnitude: Tensor | None = None
         super().__init__(self.rows, self.cols)
+        floats = max(rows.numel() + cols.numel(), self.batch * self.positions**2)
+        self.is_small = floats <= STACKED_FACTOR_FLOATS and groups == 1 and not self.is_half
 
     def sq_norm(self) -> Tensor:
         if self.positions == 0 or not self.shape.numel():
@@ -68,6 +73,8 @@ class Outer(TensorFactor):
         if self.positions == 0 or not self.shape.numel() or self.groups > 1:
             return None
         if self.positions > 1:
+            if self.is_small:
+                return RawNorms(self, (self.rows, self.cols), SmallGramNorms, are_parts=True)
             return self._gram_norms()
         parts = [
             tuple(vector_norm(side, dim=2) for side in (part.rows, part.cols))
@@ -204,12 +211,46 @@ class GramNorms(StackedNorms):
 
 
 class SmallGramNorms(GramNorms):
-    """Of the Gram matrices themselves."""
+    """Of the Gram matrices themselves, or of rows and columns where the factors are small.
+
+    Sums of small ones are taken together, too.
+    """
+
+    has_sums = True
+
+    @staticmethod
+    def kind_of(raw: RawNorms) -> Hashable:
+        tensor = raw.tensors[0]
+        return tensor.shape[:2], tensor.dtype, tensor.device
+
+    def _join(self, found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
+        grams: list[tuple[Tensor, ...]] = []
+        self._runs: list[tuple[int, tuple[Tensor, ...] | None]] = []
+        for (kind, _), run in groupby(found, lambda raw: raw.run):
+            members = list(run)
+            sides = stack_tensors(members)
+            are_parts = members[0].are_parts
+            grams.append(tuple(side @ side.mT for side in sides) if are_parts else sides)
+            # Other factors lend their parts for norms, and are summed in a way of their own.
+            self._runs.append((len(members), sides if are_parts and kind is Outer else None))
+        return _join(grams)
 
     def _make(self, *tensors: Tensor) -> None:
         rows, cols = tensors
         sizes = (gram.diagonal(dim1=2, dim2=3) for gram in tensors)
         super()._make((rows * cols).sum((2, 3)), *sizes)
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor | None]:
+        sums: list[Tensor | None] = []
+        parts = weights.split([count for count, _ in self._runs])
+        for (count, sides), part in zip(self._runs, parts, strict=True):
+            if sides is None:
+                sums += [None] * count
+                continue
+            rows, cols = sides
+            weighted = rows * part.to(rows.dtype)[:, :, None, None]
+            sums += (weighted.flatten(1, 2).mT @ cols.flatten(1, 2)).unbind()
+        return sums
 
 
 class LengthNorms(StackedNorms):

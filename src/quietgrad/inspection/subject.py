@@ -171,7 +171,7 @@ class Copies:
 
 
 def _is_copy(own: nn.Parameter, original: nn.Parameter) -> bool:
-    return own.requires_grad == original.requires_grad and is_equal(own, original)
+    return own.requires_grad == original.requires_grad and bool(is_equal(own, original))
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -327,7 +327,7 @@ class Subject:
 
     def agree(self, before: Tensor, after: Tensor, *, same_size: bool) -> bool:
         """Whether two runs gave the same but for rounding."""
-        return (agree if same_size else agree_across_sizes)(before, after, self.bits)
+        return bool((agree if same_size else agree_across_sizes)(before, after, self.bits))
 
 
 def require_usable(model: Any, loss_fn: Any) -> None:

@@ -18,7 +18,7 @@ from quietgrad._checks import require_choice, require_count, require_rate
 from quietgrad.capture.compare import is_close, is_equal
 from quietgrad.capture.draws import RandomState
 from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
-from quietgrad.factors.base import Factor, real_parts
+from quietgrad.factors.base import Factor, any_of, real_parts
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class _FactorMerger:
 
     def _unchanged(self, name: str) -> list[Factor]:
         factors = self._earlier.pop(name, [])
-        if any(factor.changed() for factor in factors):
+        if any_of([factor.changed() for factor in factors]):
             raise ChangedGradientError(name)
         return factors
 

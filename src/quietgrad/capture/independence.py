@@ -81,8 +81,10 @@ from quietgrad.factors.base import Later, Verdict, all_of
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
-Trial = tuple[Verdict, Callable[[], QuietgradError]]
-"""Whether some samples got the same in a repeat, and what is wrong if they did not."""
+Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
+"""Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
+
+_COPIES = (1, 2, 3)  # beside samples that may get something else because of rounding alone
 
 
 @dataclass(frozen=True)
@@ -282,15 +284,15 @@ class _Examination:
             yield _Examination(self.recorded, self.layout, steady)
 
     def _find_complaint(self, *, is_new: bool, is_first: bool) -> QuietgradError | None:
-        trials: list[Trial] = []
-        for trial in self._try(is_new=is_new, is_first=is_first):
-            trials.append(trial)
-            if trial[0] is False:
-                break
-        # On a device all verdicts are read here.
-        explain = next((explain for is_same, explain in trials if not is_same), None)
-        if explain is not None:
-            return explain()
+        unread: list[Trial] = []
+        for is_same, explain in self._try(is_new=is_new, is_first=is_first):
+            if is_same is False and (complaint := explain()):
+                return complaint
+            if not isinstance(is_same, bool):
+                unread.append((is_same, explain))
+        for is_same, explain in unread:  # on a device all verdicts are read here
+            if not is_same and (complaint := explain()):
+                return complaint
         return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
 
     def _try(self, *, is_new: bool, is_first: bool) -> Iterator[Trial]:
@@ -309,7 +311,8 @@ class _Examination:
         alone = take_several(alone, self.recorded.batch)
         backward = is_new or not in_whole
         is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
-        yield is_same_alone is None or is_same_alone, self._explain_company
+        explain = partial(self._explain_company, alone, self._drawn, backward=backward)
+        yield is_same_alone is None or is_same_alone, explain
         if is_first:
             # Draws that depend on values are others for samples that are replaced.
             is_hidden = self._drawn.has_hidden
@@ -399,7 +402,7 @@ class _Examination:
                 )
                 if is_same is None:
                     break
-                yield is_same, self._explain_company
+                yield is_same, partial(self._explain_company, samples, drawn, backward=not number)
             else:
                 return
         yield self._replace_others(first, largest=False), self._explaining_mixed
@@ -461,11 +464,41 @@ class _Examination:
         """Why samples notice that others are replaced; or the error that the model has raised."""
         return partial(self._explain, mixed_refusal(self._kind), self._error)
 
-    def _explain_company(self) -> QuietgradError:
-        """Why samples get something else when they are alone, in another order."""
+    def _explain_company(
+        self, samples: Tensor, drawn: DrawRecorder, *, backward: bool
+    ) -> QuietgradError | None:
+        """Why samples get something else when they are alone, in this order; None if by rounding.
+
+        With ``backward``, gradients were compared, too.
+        """
         if not all_of(self._replace_any(separate_samples(self.recorded.batch))):
             return self._explain(mixed_refusal(self._kind), self._error)
+        if backward and self._is_by_rounding(samples, drawn):
+            return None
         return self._explain_place()
+
+    def _is_by_rounding(self, samples: Tensor, drawn: DrawRecorder) -> bool:
+        """Whether gradients of some of these samples differ because of how kernels round.
+
+        For an odd number of samples they may round otherwise than for an even one, so that what is
+        nearly zero falls on the other side of it, where a ReLU has another slope. Then outputs are
+        the same; and so are gradients when others are replaced, when all change places, and for
+        these samples beside a few copies of one of them.
+        """
+        is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool).index_fill(0, samples, True)
+        moved = [self._everyone.roll(1), self._everyone.flip(0), self._everyone.roll(-1)]
+        more = [torch.cat([samples, samples[:1].repeat(count)]) for count in _COPIES]
+
+        def is_same_for_any(choices: Sequence[Tensor]) -> bool:
+            return any(self._is_same_for(each, drawn) for each in choices)
+
+        return (
+            len(more[-1]) < self.recorded.batch
+            and bool(self._is_same_for(samples, drawn, backward=False))
+            and bool(self._replace_others(is_kept))
+            and is_same_for_any(moved)
+            and is_same_for_any(more)
+        )
 
     def _explain_place(self) -> QuietgradError:
         return self._explain((placed_refusal if self._is_moved() else counted_refusal)(self._kind))

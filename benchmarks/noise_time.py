@@ -75,7 +75,8 @@ def parts() -> dict[str, Callable[[], object]]:
     bits = words.fill(key, 0, count).view("<i8").copy()
     values, sums = torch.empty(2, count, dtype=torch.float64).numpy()
     chosen, is_outside = torch.empty(count, dtype=torch.int64).numpy(), np.empty(count, bool)
-    rest, widths = Rest(key, 1 << 64, 10_000_000), layers().widths
+    rest, widths = Rest(key), layers().widths
+    rest.begin(1 << 64, 10_000_000)
     float32, doubles = torch.empty(count), bits * 2.0**-63
     np.bitwise_and(bits, len(widths) - 1, out=chosen)
     np.less(chosen, 3, out=is_outside)

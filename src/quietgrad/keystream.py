@@ -315,12 +315,18 @@ class Rest:
 
     Args:
         key: whose stream they are made of.
-        first_block: where in the stream; nothing else may use what comes after it.
-        values: about how many values of any kind are drawn.
     """
 
-    def __init__(self, key: bytes, first_block: int, values: int) -> None:
-        self._key, self._block = key, first_block
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.begin(0, 0)
+
+    def begin(self, first_block: int, values: int) -> None:
+        """Go to a place in the stream; nothing else may use what comes after it.
+
+        About so many values of any kind are drawn from there on.
+        """
+        self._block = first_block
         # Half of what is tried is kept. More at once take less time for each.
         self._tries = 2 * min(32 + values * _OUTSIDE // _LAYERS, 2048)
         self._words = Words(4 * self._tries)

@@ -35,6 +35,7 @@ _RELEASED_AS = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
+_HALF = (torch.float16, torch.bfloat16)
 _LARGEST = 2.0**100  # a tail of ten deviations stays far from what float32 can hold
 _SMALLEST = 2.0**-100
 
@@ -134,7 +135,10 @@ def whole_of(chunk: Sequence[Piece]) -> Piece:
     """All entries of a chunk, one after the other."""
     if len(chunk) == 1:
         return chunk[0]
-    total = torch.cat([piece.total for piece in chunk])
+    if chunk[0].total.dtype in _HALF:
+        total = torch.cat([piece.total for piece in chunk])
+    else:  # in a thread that is not torch's own, numpy copies, and no threads of torch's begin
+        total = torch.from_numpy(np.concatenate([piece.total.numpy() for piece in chunk]))
     return Piece(total, output_buffer(total))
 
 
@@ -161,16 +165,23 @@ def in_threads(
         work(numbered)
         return
     bounds = [len(chunks) * place // count for place in range(count + 1)]
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(work, (numbered[start:end] for start, end in pairwise(bounds))))
+    own, *others = (numbered[start:end] for start, end in pairwise(bounds))
+    with ThreadPoolExecutor(count - 1) as pool:
+        begun = [pool.submit(work, each) for each in others]
+        work(own)
+        for each in begun:
+            each.result()
 
 
 def spread(whole: Piece, chunk: Sequence[Piece]) -> None:
     """Put what was released of a chunk where it belongs, if it is not there already."""
     if len(chunk) == 1:
         return
-    sizes = [piece.noisy.numel() for piece in chunk]
-    torch._foreach_copy_([piece.noisy for piece in chunk], whole.noisy.split_with_sizes(sizes))
+    start = 0
+    for piece in chunk:
+        end = start + piece.noisy.numel()
+        np.copyto(piece.noisy.numpy(), whole.noisy[start:end].numpy())
+        start = end
 
 
 def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -309,7 +320,7 @@ def _add_noise_fast(chunks: list[list[Piece]], key: bytes, std: float, divisor: 
 
 
 _SECURE_BLOCKS = CHUNK * 8 // BLOCK_BYTES
-_FURTHER = 1 << 64  # more blocks than all chunks of a call take together
+_FURTHER = 1 << 64  # more blocks than all chunks of a call take together; a chunk has its own
 # The grid is 2^-12 to 2^-13 of the noise: far coarser than a double, far finer than matters.
 _GRID_BITS = 12
 # Up to here totals in units of the grid are far from what a float can hold, which is 2^128.
@@ -351,16 +362,21 @@ class SecureNoise:
 def _add_noise_secure(chunks: list[list[Piece]], key: bytes, std: float, divisor: float) -> None:
     """Every chunk with the bits of its own place in the key's stream."""
     grid = grid_size(std, _GRID_BITS)
-    sizes = [sum(piece.total.numel() for piece in chunk) for chunk in chunks]
-    room = max(sizes, default=0)
-    rest = Rest(key, _FURTHER, sum(sizes))
-    words, gaussians = Words(room), Gaussians(room, std, rest.take)
-    for index, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
-        bits = words.fill(key, index * _SECURE_BLOCKS, size).view("<i8")
-        whole = whole_of(chunk)
-        released = released_array(whole)
-        _release_on_grid(gaussians.added_to(released, bits), released, grid, divisor)
-        spread(whole, chunk)
+
+    def add_to(numbered: Sequence[tuple[int, list[Piece]]]) -> None:
+        sizes = [sum(piece.total.numel() for piece in chunk) for _, chunk in numbered]
+        room = max(sizes, default=0)
+        rest = Rest(key)
+        words, gaussians = Words(room), Gaussians(room, std, rest.take)
+        for (index, chunk), size in zip(numbered, sizes, strict=True):
+            bits = words.fill(key, index * _SECURE_BLOCKS, size).view("<i8")
+            rest.begin((index + 1) * _FURTHER, size)
+            whole = whole_of(chunk)
+            released = released_array(whole)
+            _release_on_grid(gaussians.added_to(released, bits), released, grid, divisor)
+            spread(whole, chunk)
+
+    in_threads(add_to, chunks)
 
 
 def _release_on_grid(

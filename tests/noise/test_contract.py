@@ -105,17 +105,47 @@ def test_a_seed_reproduces_a_step_and_seeds_differ(name):
     assert len({of(1), of(2), of(1, step=1), of(1 + 2**32)}) == 4
 
 
+@pytest.fixture
+def _threads_for_few(monkeypatch):
+    monkeypatch.setattr(noise, "CHUNK", 1 << 12)
+    monkeypatch.setattr(noise, "_CHUNKS_OF_THREAD", 1)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @SOURCES
-def test_the_number_of_threads_changes_nothing(name):
-    threads = torch.get_num_threads()
-    try:
-        drawn = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            drawn.append(draw(noise.resolve(name, seed=3), 600_001))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*drawn)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("_threads_for_few")
+def test_the_number_of_threads_changes_nothing(name, dtype):
+    sizes = (5, 20_001, 7, 4096, 30_000)  # some chunks hold parts of several
+    drawn = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        source = noise.resolve(name, seed=3)
+        noisy = source.add([torch.zeros(size, dtype=dtype) for size in sizes], 1.0)
+        assert [len(each) for each in noisy] == [*sizes]
+        drawn.append(torch.cat(noisy))
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+    chunks = drawn[0][: 13 << 12].view(13, -1)  # no two of them have the same noise
+    assert len({tuple(chunk.tolist()) for chunk in chunks}) == 13
+    if name == "secure" and dtype == torch.float64:
+        far = drawn[0][drawn[0].abs() > 3.4].abs().tolist()  # drawn apart, from chunks' own words
+        assert len(far) > 20
+        assert len(set(far)) == len(far)
+
+
+@SOURCES
+@pytest.mark.usefixtures("_threads_for_few")
+def test_an_error_in_a_thread_is_raised(name, monkeypatch):
+    def fail(chunk):
+        raise MemoryError("no room")
+
+    torch.set_num_threads(2)
+    monkeypatch.setattr(noise, "whole_of", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        noise.resolve(name).add([torch.zeros(40_000)], 1.0)
 
 
 def test_sources_share_no_stream():

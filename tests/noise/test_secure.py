@@ -65,7 +65,9 @@ def outside_distribution(x):
 
 
 def outside(count, seed=0):
-    return Rest(keystream.derived_key(seed, "test"), 0, LAYERS * count).take(count)
+    rest = Rest(keystream.derived_key(seed, "test"))
+    rest.begin(0, LAYERS * count)
+    return rest.take(count)
 
 
 def test_what_lies_outside_is_drawn_as_it_is_distributed():
@@ -87,11 +89,11 @@ def test_another_distribution_outside_would_be_found():
 
 
 def test_what_lies_outside_goes_on_and_does_not_repeat():
-    rest = Rest(bytes(32), 0, 10)
+    rest = Rest(bytes(32))
     parts = [rest.take(count) for count in (0, 1, 5, 1000, 0, 70)]
     together = np.concatenate(parts)
     assert len(together) == len(set(together.tolist())) == 1076
-    again = Rest(bytes(32), 0, 10)
+    again = Rest(bytes(32))
     assert np.array_equal(again.take(1076), together)
 
 

@@ -107,6 +107,7 @@ def grid_size(std: float, bits: int) -> float:
 
 # Entries at a time: small enough for the cache, large enough for calls to take little of it.
 CHUNK = 1 << 18
+_FEW = 8  # parts of a chunk, which may be large: torch would copy them with threads of its own
 _CHUNKS_OF_THREAD = 8  # for fewer, a thread of its own does not pay
 
 
@@ -135,10 +136,11 @@ def whole_of(chunk: Sequence[Piece]) -> Piece:
     """All entries of a chunk, one after the other."""
     if len(chunk) == 1:
         return chunk[0]
-    if chunk[0].total.dtype in _HALF:
-        total = torch.cat([piece.total for piece in chunk])
-    else:  # in a thread that is not torch's own, numpy copies, and no threads of torch's begin
-        total = torch.from_numpy(np.concatenate([piece.total.numpy() for piece in chunk]))
+    totals = [piece.total for piece in chunk]
+    if len(chunk) > _FEW or totals[0].dtype in _HALF:
+        total = torch.cat(totals)
+    else:  # numpy begins no threads: this may run in one of several
+        total = torch.from_numpy(np.concatenate([each.numpy() for each in totals]))
     return Piece(total, output_buffer(total))
 
 
@@ -177,11 +179,12 @@ def spread(whole: Piece, chunk: Sequence[Piece]) -> None:
     """Put what was released of a chunk where it belongs, if it is not there already."""
     if len(chunk) == 1:
         return
-    start = 0
-    for piece in chunk:
-        end = start + piece.noisy.numel()
-        np.copyto(piece.noisy.numpy(), whole.noisy[start:end].numpy())
-        start = end
+    parts = whole.noisy.split_with_sizes([piece.noisy.numel() for piece in chunk])
+    if len(chunk) > _FEW:
+        torch._foreach_copy_([piece.noisy for piece in chunk], parts)
+        return
+    for piece, part in zip(chunk, parts, strict=True):
+        np.copyto(piece.noisy.numpy(), part.numpy())
 
 
 def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

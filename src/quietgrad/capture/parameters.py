@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -95,27 +96,30 @@ class ParameterTable:
         return self._name_of(parameter) or None
 
 
+_is_trained = attrgetter("requires_grad")
+
+
 class _Tree:
-    """Where modules hold parameters and other modules, to be compared: that is done often."""
+    """Where modules hold tensors and other modules, to be compared: that is done often."""
 
     def __init__(self) -> None:
         self._holders: list[dict[str, Any]] = []
         self._held: list[Any] = []  # kept alive: an id may come again
-        self._parameters: list[nn.Parameter] = []
+        self._tensors: list[Tensor] = []
         self._seen: list[Any] | None = None
 
-    def add(self, module: nn.Module) -> None:
-        """A module of the model."""
-        self._holders += (module._parameters, module._modules)
+    def add(self, *holders: dict[str, Any]) -> None:
+        """Of a module of the model."""
+        self._holders += holders
 
     def note_all(self) -> None:
         """All modules were added."""
         self._held = [each for holder in self._holders for each in holder.values()]
-        self._parameters = [each for each in self._held if isinstance(each, nn.Parameter)]
+        self._tensors = [each for each in self._held if isinstance(each, Tensor)]
         self._seen = self._look()
 
     def is_unchanged(self) -> bool:
-        """Whether names, parameters, modules and what is trainable are those of then."""
+        """Whether names, tensors, modules and what is trainable are those of then."""
         return self._seen is not None and self._seen == self._look()
 
     def _look(self) -> list[Any]:
@@ -124,7 +128,7 @@ class _Tree:
             [*map(len, self._holders)],
             [*chain.from_iterable(self._holders)],
             [*map(id, held)],  # tensors are not to be compared by value
-            [parameter.requires_grad for parameter in self._parameters],
+            [*map(_is_trained, self._tensors)],
         ]
 
 
@@ -137,7 +141,7 @@ def _collect(
 ) -> None:
     """What ``named_parameters`` gives, in its order, in a fraction of the time."""
     seen.add(id(module))
-    tree.add(module)
+    tree.add(module._parameters, module._modules)
     for attribute, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
@@ -215,6 +219,7 @@ class BufferWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.named_modules())
+        self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree()
         self._seen: dict[tuple[nn.Module, str], _Seen] = {}
         self._names: dict[int, str] = {}
 
@@ -256,7 +261,7 @@ class BufferWatch:
                 may take the place of another.
         """
         first: str | None = None
-        for place, buffer in list(self._held()):
+        for place, buffer in self._held():
             seen = self._seen.get((place.module, place.attribute))
             if seen is not None and seen.buffer is buffer:
                 fine = seen.is_unchanged
@@ -270,14 +275,19 @@ class BufferWatch:
                     del place.holder[place.attribute]
         return first
 
-    def _held(self) -> Iterator[tuple[_Place, Tensor]]:
-        for path, module in self._modules:
-            for holder in (module._buffers, module._parameters):
-                for attribute, held in holder.items():
-                    # Weights in training are the user's to load: what data may write to them while
-                    # a forward runs is judged there.
-                    if held is not None and not held.requires_grad:
-                        yield _Place(module, attribute, path, holder), held
+    def _held(self) -> list[tuple[_Place, Tensor]]:
+        if not self._tree.is_unchanged():
+            self._found, self._tree = [], _Tree()
+            for path, module in self._modules:
+                self._tree.add(module._buffers, module._parameters)
+                for holder in (module._buffers, module._parameters):
+                    for attribute, held in holder.items():
+                        # Weights in training are the user's to load: what data may write to them
+                        # while a forward runs is judged there.
+                        if held is not None and not held.requires_grad:
+                            self._found.append((_Place(module, attribute, path, holder), held))
+            self._tree.note_all()
+        return self._found
 
 
 class WeightWatch:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from quietgrad.cli.common import Refusal, Stopped, refusals, require_drawable, w
 from quietgrad.cli.progress import terminated_as_interrupted
 from quietgrad.errors import MissingExtraError
 from quietgrad.plots.runs import require_matplotlib
+from quietgrad.recipes.training import require_device
 from quietgrad.strategies import Strategy
 
 _PEERS: dict[str, Opacus | FastDP] = {
@@ -217,6 +219,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     help="Where quietgrad's noise comes from.",
 )
 @click.option("--peers", metavar="NAMES", help="Or none. Default: all that are installed.")
+@click.option("--device", default="cpu", show_default=True, help="Where all steps run.")
 @click.option(
     "--physical-per-logical",
     "counts",
@@ -237,6 +240,7 @@ def bench(
     strategies: str,
     noise: NoiseChoice,
     peers: str | None,
+    device: str,
     counts: str,
     rounds: int,
     memory: bool,
@@ -258,8 +262,10 @@ def bench(
         if out is not None:
             require_matplotlib()
         series = _sweep(sweep, chosen)
+        kinds = chosen_kinds(chosen) if series is None else series.kinds()
+        require_device(device)
         plan = Bench(
-            chosen_kinds(chosen) if series is None else series.kinds(),
+            [replace(kind, device=device) for kind in kinds],
             [*chosen_private(groupings, strategies, noise), *chosen_peers(peers)],
             chosen_counts(counts),
             rounds,

@@ -1,4 +1,4 @@
-"""The largest resident memory of this process since a moment, on Linux."""
+"""Times of steps in rounds, and the largest memory of a process or a device since a moment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.bench.steps import Contender, Failure, Implementation, NonPrivate, failure, prepared
 from benchmarks.bench.workloads import Kind, Layout
@@ -32,13 +33,17 @@ _SAMPLED_EVERY = 0.002  # seconds
 _THRESHOLD, _GIVEN_BACK = "MALLOC_MMAP_THRESHOLD_", "65536"
 
 
-def is_known() -> bool:
-    """Whether this system tells."""
+def is_known(device: str = "cpu") -> bool:
+    """Whether this system, or the device, tells."""
+    if device != "cpu":
+        return hasattr(torch.get_device_module(device), "max_memory_allocated")
     return _STATUS.exists()
 
 
-def resident() -> int:
-    """Bytes in use now."""
+def resident(device: str = "cpu") -> int:
+    """Bytes in use now, by this process or on another device."""
+    if device != "cpu":
+        return int(torch.get_device_module(device).memory_allocated())
     return _field("VmRSS")
 
 
@@ -56,9 +61,13 @@ class Peak:
 
 
 @contextmanager
-def watched() -> Iterator[Peak]:
-    """Gives the peak from now on."""
-    if _reset():
+def watched(device: str = "cpu") -> Iterator[Peak]:
+    """Gives the peak from now on: of this process, or of what is allocated on another device."""
+    if device != "cpu":
+        module = torch.get_device_module(device)
+        module.reset_peak_memory_stats()
+        yield Peak(module.max_memory_allocated, f"max_memory_allocated of {device}")
+    elif _reset():
         yield Peak(lambda: _field("VmHWM"), "VmHWM, reset by /proc/self/clear_refs")
     else:
         with _sampled() as peak:
@@ -367,8 +376,10 @@ def peak_memory(
         physical_per_logical: physical batches to a step.
         layout: of images and filters.
     """
-    if not is_known():
-        return Failure("missing", "this system has no /proc/self/status")
+    if not is_known(kind.device):
+        where = "this system has no /proc/self/status"
+        on_device = f"{kind.device} does not tell what is allocated"
+        return Failure("missing", where if kind.device == "cpu" else on_device)
     task = _Task(kind, implementation, physical_per_logical, layout)
     here, there = multiprocessing.Pipe(duplex=False)
     # A forked process would have the memory of this one, and torch's threads do not survive it.
@@ -411,21 +422,23 @@ def _measured(task: _Task) -> Memory | Failure:
         step = task.implementation.prepare(workload, task.physical_per_logical)
     except Exception as error:
         return failure(error, at_once=True)
-    contender = Contender(task.implementation, task.layout, step)
+    device = task.kind.device
+    contender = Contender(task.implementation, task.layout, step, device)
     give_back()
-    before = resident()
+    before = resident(device)
     try:
         first, method = _peak_after(contender, _SETTLING_STEPS)
         give_back()
         steady, _ = _peak_after(contender, _SETTLING_STEPS + _STEADY_STEPS)
     except Exception as error:
         return failure(error, at_once=False)
-    method += f", {_THRESHOLD}={os.environ[_THRESHOLD]}"
+    if device == "cpu":
+        method += f", {_THRESHOLD}={os.environ[_THRESHOLD]}"
     return Memory(first - before, steady - before, method)
 
 
 def _peak_after(contender: Contender, steps: int) -> tuple[int, str]:
-    with watched() as highest:
+    with watched(contender.device) as highest:
         contender.warm_up(steps)
         return highest.bytes(), highest.method
 

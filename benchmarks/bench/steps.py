@@ -198,6 +198,12 @@ def failure(error: Exception, *, at_once: bool) -> Failure:
     return Failure("refused" if refused else "fails", reason)
 
 
+def synchronize(device: str) -> None:
+    """Wait until a device has done what it was asked for."""
+    if device != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
 @dataclass
 class Contender:
     """A step that can be taken again and again.
@@ -206,6 +212,7 @@ class Contender:
         implementation: whose step it is.
         layout: of images and filters.
         step: takes it.
+        device: whose work is waited for.
         steps_taken: so far.
         fastest: seconds of the fastest of them.
     """
@@ -213,13 +220,16 @@ class Contender:
     implementation: Implementation
     layout: Layout
     step: Step
+    device: str = "cpu"
     steps_taken: int = 0
     fastest: float = math.inf
 
     def seconds(self) -> float:
         """How long the next step takes."""
+        synchronize(self.device)
         started = time.perf_counter()
         self.step()
+        synchronize(self.device)
         taken = time.perf_counter() - started
         self.steps_taken += 1
         self.fastest = min(self.fastest, taken)
@@ -241,6 +251,7 @@ def prepared(
                 implementation,
                 layout,
                 implementation.prepare(kind.build().in_layout(layout), physical_per_logical),
+                kind.device,
             )
             for layout in kind.build().layouts
         ]

@@ -99,6 +99,14 @@ class Workload:
         """The parameters to train."""
         return [each for each in self.model.parameters() if each.requires_grad]
 
+    def on(self, device: str) -> Workload:
+        """The same on a device. The model is moved in place."""
+        if device == "cpu":
+            return self
+        inputs = tuple(each.to(device) for each in self.inputs)
+        moved: nn.Module = self.model.to(device)
+        return replace(self, model=moved, inputs=inputs, targets=self.targets.to(device))
+
     def in_layout(self, layout: Layout) -> Workload:
         """The same, with images and filters laid out so. The model is changed in place."""
         if layout == "default":
@@ -238,18 +246,20 @@ class Kind:
         batch_size: of a physical batch, unless another one is asked for.
         make: with a batch size; a function at the top of a module, so that another process finds
             it too.
+        device: where it runs.
     """
 
     name: str
     description: str
     batch_size: int
     make: Make
+    device: str = "cpu"
 
     def build(self, batch_size: int | None = None) -> Workload:
         """A new one, always with the same weights and data."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.make(batch_size or self.batch_size)
+            return self.make(batch_size or self.batch_size).on(self.device)
 
 
 def mlp(batch_size: int) -> Workload:

@@ -206,6 +206,8 @@ def test_a_sweep(sweep, tmp_path):
         (["--groupings", "all-layers"], "unknown grouping 'all-layers'. Did you mean 'all-layer'?"),
         (["--strategies", "gost"], "unknown strategy 'gost'. Did you mean 'ghost'?"),
         (["--peers", "opacus-hook"], "unknown peer 'opacus-hook'. Did you mean 'opacus-hooks'?"),
+        (["--device", "cuda:7"], "device"),
+        (["--device", "gpu"], "device"),
         (["--sweep", "token"], "unknown sweep 'token'. Did you mean 'tokens'?"),
         (["--sweep", "batch", "--workloads", "line"], "either --sweep or --workloads, got both"),
         (["--physical-per-logical", "two"], "--physical-per-logical two: expected numbers"),

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-NAMES = ["engines", "features", "methods", "noise", "chacha20"]
+NAMES = ["engines", "features", "methods", "noise", "chacha20", "benchmarks"]
 SLOW = [pytest.param(name, "", marks=pytest.mark.slow) for name in ("commands", *NAMES)]
 
 

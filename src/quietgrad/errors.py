@@ -62,7 +62,7 @@ class TrainableSetError(QuietgradError):
 
 
 class DistributedTrainingError(QuietgradError):
-    """Training is spread over several ranks or devices, which is not supported.
+    """Training is spread over several ranks or devices in a way that is not supported.
 
     Args:
         found: what shows it, and where.
@@ -71,10 +71,13 @@ class DistributedTrainingError(QuietgradError):
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(
-            f"{found}: training on several ranks or devices is not supported. Each would sample, "
-            "clip and add noise for itself, and the accounting would not hold for what they share. "
-            f"{remedy}"
+            f"{found}: that is not supported. What several ranks share is private only if they "
+            f"sample, clip and add noise as one. {remedy}"
         )
+
+
+class RankError(QuietgradError):
+    """Another rank cannot go on, or is gone."""
 
 
 class BudgetExhaustedError(QuietgradError):

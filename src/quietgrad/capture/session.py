@@ -78,10 +78,15 @@ class Capture:
     """
 
     def __init__(
-        self, model: nn.Module, when: Callable[[], bool] = lambda: True, *, thorough: bool = True
+        self,
+        model: nn.Module,
+        when: Callable[[], bool] = lambda: True,
+        *,
+        thorough: bool = True,
+        ranks: int = 1,
     ) -> None:
         _refuse_attached(model)
-        refuse_unusable(model)
+        refuse_unusable(model, ranks)
         self.on_detach: Callable[[], None] = self.detach
         self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
         self.on_verified: Callable[[int], None] = lambda samples: None

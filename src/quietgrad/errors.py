@@ -67,13 +67,17 @@ class DistributedTrainingError(QuietgradError):
     Args:
         found: what shows it, and where.
         remedy: what to do.
+        reason: why that is no good.
     """
 
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(
-            f"{found}: that is not supported. What several ranks share is private only if they "
-            f"sample, clip and add noise as one. {remedy}"
-        )
+    def __init__(
+        self,
+        found: str,
+        remedy: str,
+        reason: str = "each rank or device would sample, clip and add noise for itself, and the "
+        "accounting would not hold for what they share",
+    ) -> None:
+        super().__init__(f"{found}: {reason}. {remedy}")
 
 
 class RankError(QuietgradError):

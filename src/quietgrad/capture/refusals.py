@@ -46,19 +46,20 @@ def refuse_distributed(model: nn.Module | None = None, *, ranks: int = 1) -> Non
             f"torch.distributed has a process group of {found} ranks"
             if is_group
             else f"the process group of {ranks} ranks that the engine was made in has ended",
-            "Make the engine after torch.distributed.init_process_group(), in all ranks; what "
-            "works on one process alone (check, plan, clipped_sum) needs a process of its own."
+            "Make the engine after torch.distributed.init_process_group(), in all ranks; check, "
+            "plan and clipped_sum work in one process alone."
             if is_group
             else "End it after training.",
         )
     if not isinstance(model, nn.Module):
         return
-    anew = "Build the model anew without it, and train in one process."
+    anew = "Build the model anew without it: each rank needs a whole copy (docs/distributed.md)."
     for path, module in model.named_modules():
         if kind := _spread(type(module)):
             raise DistributedTrainingError(
                 f"{_name_module(path)} is a {kind}",
-                "Put the module that it wraps, its .module, in its place, and train in one process."
+                "Put the module that it wraps, its .module, in its place: the engine adds up over "
+                "the ranks of a process group itself (docs/distributed.md)."
                 if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
                 else anew,
             )

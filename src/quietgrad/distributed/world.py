@@ -119,6 +119,7 @@ class Replicas(World):
                         "Every rank must build the same model, with the same weights "
                         "(torch.manual_seed before building it, or one checkpoint), on the same "
                         "data, with the same arguments.",
+                        "they would not train one model",
                     )
 
     def share(self, value: T) -> T:
@@ -286,7 +287,7 @@ def find_world(*, is_seeded: bool = False) -> World:
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
         raise DistributedTrainingError(
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), and there is no "
-            "process group: each would train alone and spend the whole budget",
+            "process group",
             "Call torch.distributed.init_process_group() before the engine is made, or start one "
             "process.",
         )

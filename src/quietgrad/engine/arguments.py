@@ -209,9 +209,9 @@ def check_world(world: World, diagnostics: object) -> None:
     """Refuse what works in one process only."""
     if world.size > 1 and diagnostics is not None:
         raise DistributedTrainingError(
-            f"diagnostics= is given in a process group of {world.size} ranks, of which each has "
-            "a part of the samples only",
+            f"diagnostics= is given in a process group of {world.size} ranks",
             "Measure gradients in a run of one process.",
+            "each of them has a part of the samples only",
         )
 
 

@@ -327,7 +327,8 @@ def measure_gaps(
     largest = largest.to(size) if isinstance(largest, Tensor) else largest
     allowed = tolerance * (size + _FLOOR * largest * ones.shape[1] ** 0.5)
     # Samples may be broken; then they must be broken in both.
-    return apart.where(size.isfinite() | other.isfinite(), 0.0), allowed
+    is_whole = size.isfinite() | other.isfinite()
+    return apart.where(is_whole, 0.0), allowed.where(is_whole, 0.0)
 
 
 def first_difference(

@@ -7,8 +7,8 @@ all ranks each rank owns an equal part, to which it alone adds noise (``docs/dis
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -218,7 +218,7 @@ class Replicas(World):
         keys = [f"{turn}/{rank}" for rank in range(self.size)]
         try:
             self._store.wait(keys, self._timeout)
-            answers = [_Answer(*pickle.loads(self._store.get(key))) for key in keys]
+            answers = [_Answer(*json.loads(self._store.get(key))) for key in keys]
         except RuntimeError as error:
             raise RankError(self._name_missing(keys)) from error
         if turn > 1:  # all have read what was said two turns ago
@@ -233,7 +233,7 @@ class Replicas(World):
 
     def _say(self, value: Any, failure: str | None) -> None:
         try:
-            self._store.set(f"{self._turn}/{self.rank}", pickle.dumps((value, failure)))
+            self._store.set(f"{self._turn}/{self.rank}", json.dumps((value, failure)))
         except RuntimeError as error:
             raise RankError("the store of the process group, which one rank keeps, is gone") from (
                 error

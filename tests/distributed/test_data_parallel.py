@@ -181,7 +181,10 @@ def kill_and_resume(tmp_path, where, victim, ranks=2):
         assert each["recorded"] == 6 + lost
 
 
-@pytest.mark.parametrize(("where", "victim"), [("before the noise", 1), ("after the noise", 0)])
+@pytest.mark.parametrize(
+    ("where", "victim"),
+    [("before the noise", 1), pytest.param("after the noise", 0, marks=pytest.mark.slow)],
+)
 def test_a_rank_that_is_killed(tmp_path, where, victim):
     kill_and_resume(tmp_path, where, victim)
 

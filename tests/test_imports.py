@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "clipping": {"_checks"},
     "grouping": {"_checks", "clipping"},
     "noise": {"_checks", "keystream"},
+    "distributed": {"_version", "errors"},
     "accounting": {"_checks", "_version", "errors"},
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},

@@ -25,11 +25,12 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
-    "files": 171,  # 170 before compiled models (capture/compiled.py)
+    "files": 174,  # 170 before compiled models (capture/compiled.py), 171 before distributed/
     # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
-    # stacked factors, budgets that follow from the factors, verdicts) and compiled models.
-    "lines": 42_400,
-    "files in one step": 37,  # 36 before compiled models
+    # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
+    # before data parallel training.
+    "lines": 43_200,
+    "files in one step": 38,  # 36 before compiled models, 37 before distributed/world.py
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,
     "class names defined twice": 0,

@@ -62,19 +62,26 @@ class TrainableSetError(QuietgradError):
 
 
 class DistributedTrainingError(QuietgradError):
-    """Training is spread over several ranks or devices, which is not supported.
+    """Training is spread over several ranks or devices in a way that is not supported.
 
     Args:
         found: what shows it, and where.
         remedy: what to do.
+        reason: why that is no good.
     """
 
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(
-            f"{found}: training on several ranks or devices is not supported. Each would sample, "
-            "clip and add noise for itself, and the accounting would not hold for what they share. "
-            f"{remedy}"
-        )
+    def __init__(
+        self,
+        found: str,
+        remedy: str,
+        reason: str = "each rank or device would sample, clip and add noise for itself, and the "
+        "accounting would not hold for what they share",
+    ) -> None:
+        super().__init__(f"{found}: {reason}. {remedy}")
+
+
+class RankError(QuietgradError):
+    """Another rank cannot go on, or is gone."""
 
 
 class BudgetExhaustedError(QuietgradError):

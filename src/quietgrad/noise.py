@@ -137,7 +137,7 @@ def whole_of(chunk: Sequence[Piece]) -> Piece:
     if len(chunk) == 1:
         return chunk[0]
     totals = [piece.total for piece in chunk]
-    if len(chunk) > _FEW or totals[0].dtype in _HALF:
+    if len(chunk) > _FEW or any(each.dtype in _HALF for each in totals):
         total = torch.cat(totals)
     else:  # numpy begins no threads: this may run in one of several
         total = torch.from_numpy(np.concatenate([each.numpy() for each in totals]))

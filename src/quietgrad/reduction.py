@@ -17,7 +17,14 @@ from torch import Tensor
 
 from quietgrad.clipping import Clipping
 from quietgrad.errors import BoundError, ChangedGradientError
-from quietgrad.factors.base import Doubt, Factor, RawNorms, StackedNorms, doubts_noted
+from quietgrad.factors.base import (
+    Doubt,
+    Factor,
+    RawNorms,
+    StackedNorms,
+    doubts_noted,
+    without_autocast,
+)
 from quietgrad.factors.combined import (
     add_extremes,
     find_extremes,
@@ -229,6 +236,7 @@ class ClippedReducer:
         self._all_raw_bytes += size
         return norms
 
+    @without_autocast()
     def finish(self, *, settled: bool = True) -> None:
         """Clip what is left, also the groups in which some parameter was not used at all.
 
@@ -269,6 +277,7 @@ class ClippedReducer:
         home = self._doubts[0].is_fine.device
         return ~torch.stack([doubt.is_fine.to(home) for doubt in self._doubts]).all()
 
+    @without_autocast()
     def settle(self, is_doubtful: bool | None = None) -> None:
         """Read :attr:`doubt`, unless it was, and do again what was not so."""
         if is_doubtful is None:

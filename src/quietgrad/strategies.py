@@ -151,7 +151,7 @@ class Evaluator:
             raise ValueError(f"strategy={strategy!r} is unknown: choose one of {names}")
         self._strategy: Strategy = strategy
         if memory_budget is not None:
-            require_count("memory_budget", memory_budget, at_least=0)
+            require_count("memory_budget (bytes)", memory_budget, at_least=0)
         self._budget = memory_budget
         self._timings = timings
         self._kept: dict[int, int] = {}  # bytes of what was materialized, as the budget counts

@@ -178,14 +178,14 @@ def compare(name, change=None, tolerance=1e-5, **options):
     return here
 
 
-@pytest.mark.every_nth(2)
+@pytest.mark.every_nth(4)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("name", [name for name in MODELS if "tied" not in name])
 def test_clipped_sums_are_those_of_the_cpu(name, grouping):
     compare(name, grouping=grouping)
 
 
-@pytest.mark.every_nth(3)
+@pytest.mark.every_nth(6)
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("strategy", ["ghost", "keep", "discard"])
@@ -205,7 +205,7 @@ def _inflate(x):
     x[0], x[4] = x[0] * 1e25, x[4] * 1e-25
 
 
-@pytest.mark.every_nth(2)
+@pytest.mark.every_nth(4)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("change", [_break, _silence, _inflate])
 @pytest.mark.parametrize("name", ["mlp", "images", "attention"])
@@ -266,7 +266,7 @@ def train(place, name, kind, steps=3, **options):
     return model, engine
 
 
-@pytest.mark.every_nth(3)
+@pytest.mark.every_nth(6)
 @pytest.mark.filterwarnings("ignore:seed=")
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("kind", ["plain", "adaptive radius", "momentum", "micro-batches"])

@@ -221,3 +221,15 @@ def test_a_tensor_that_cannot_hold_noise_is_refused(name, dtype):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="'secure'"):
         noise.resolve("secur")
+
+
+@SOURCES
+def test_half_types_beside_others(name):
+    """A parameter that no sample used comes in its own type, the sums of others as float32."""
+    totals = [torch.zeros(9), torch.zeros(9, dtype=torch.bfloat16), torch.zeros(4).double()]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        noisy = noise.resolve(name).add([totals[i].clone() for i in order], 1.0)
+        assert all(each.ne(0).any() for each in noisy)
+        expected = {torch.float32: torch.float32, torch.float64: torch.float64}
+        for i, each in zip(order, noisy, strict=True):
+            assert each.dtype == expected.get(totals[i].dtype, torch.float32)

@@ -56,7 +56,33 @@ def register_by_numpy(model, x):
     model.register_buffer("seen", torch.from_numpy(x.mean(0).numpy().copy()))
 
 
+def of_mean(x):
+    return torch.from_numpy(x.mean(0).numpy().copy())
+
+
+def replace_frozen(model, x):
+    model.frozen = nn.Parameter(of_mean(x), requires_grad=False)
+
+
+def replace_buffers_whole(model, x):
+    model._buffers = {**model._buffers, "stat": of_mean(x)}
+
+
+def replace_parameters_whole(model, x):
+    kept = nn.Parameter(of_mean(x), requires_grad=False)
+    model._parameters = {**model._parameters, "frozen": kept}
+
+
+def replace_module(model, x):
+    model.part = nn.Module()
+    model.part.kept = nn.Parameter(of_mean(x), requires_grad=False)
+
+
 WRITTEN = {
+    "a frozen parameter replaced": (replace_frozen, "frozen"),
+    "all buffers replaced": (replace_buffers_whole, "stat"),
+    "all parameters replaced": (replace_parameters_whole, "frozen"),
+    "a module with a frozen parameter": (replace_module, "part.kept"),
     "a buffer replaced": (replace_buffer, "stat"),
     "a frozen parameter": (write_frozen, "frozen"),
     "a frozen parameter, by numpy": (write_frozen_by_numpy, "frozen"),

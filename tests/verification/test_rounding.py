@@ -4,19 +4,20 @@ import pytest
 import torch
 from torch import nn
 
+from quietgrad.capture import independence
 from quietgrad.errors import SampleMixingError
 
 from .test_large_batches import train
 
-BATCH = 16
+BATCH = 19
 
 
 class _Rounded(torch.autograd.Function):
-    """The values, moved by less than rounding, the other way for odd numbers of samples."""
+    """The values, moved by about their rounding error, the other way for odd numbers of samples."""
 
     @staticmethod
     def forward(ctx, values):
-        return values + 1e-9 * (-1 if len(values) % 2 else 1)
+        return values + 3e-8 * (-1 if len(values) % 2 else 1)
 
     @staticmethod
     def backward(ctx, grad):
@@ -24,25 +25,27 @@ class _Rounded(torch.autograd.Function):
 
 
 class AtAKink(nn.Module):
-    """Some samples have hidden values that are nothing but rounding, before a ReLU."""
+    """One sample of the data has hidden values that are nothing but rounding, before a ReLU."""
 
-    def __init__(self, share):
+    def __init__(self, batch, sample, rate=0.0):
         super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last, self.share = nn.Linear(4, 4), nn.Linear(4, 2), share
+        torch.manual_seed(1)
+        x = torch.randn(batch, 4)[sample]  # as in `train`
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.dropout = nn.Dropout(rate)
         with torch.no_grad():
-            self.first.bias.zero_()
+            self.first.bias[0] = -self.first.weight[0] @ x
 
     def forward(self, x):
-        marked = (x[:, :1] > self.share).float()  # decided by the sample alone
-        hidden = self.first(x)
-        return self.last(torch.relu(_Rounded.apply(hidden - hidden.detach() * marked)))
+        return self.last(self.dropout(torch.relu(_Rounded.apply(self.first(x)))))
 
 
-@pytest.mark.parametrize("batch", [16, 18, 30])
-@pytest.mark.parametrize("share", [1.2, 2.0])
-def test_a_sample_at_a_kink_is_not_refused(share, batch):
-    train(AtAKink(share), batch=batch)
+@pytest.mark.parametrize("batch", [14, 18, 30, 38])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_sample_at_a_kink_is_not_refused(batch, rate, monkeypatch):
+    monkeypatch.setattr(independence, "_TREMBLES", 100)  # that none of them shows it is by chance
+    for sample in range(0, batch, 5):
+        train(AtAKink(batch, sample, rate), batch=batch)
 
 
 class _Backward(torch.autograd.Function):
@@ -88,6 +91,9 @@ CHANGES = {
     "all, unless the batch is whole": lambda grad: grad * (1 + (len(grad) < BATCH)),
     "the next sample's": lambda grad: grad + grad.roll(1, 0),
     "the largest": lambda grad: grad / grad.abs().max(),
+    "by parity": lambda grad: grad * (1 if len(grad) % 2 else -1),
+    "by four": lambda grad: grad * (1 + len(grad) % 4),
+    "the last of an odd number": lambda grad: at(-1, lambda count: 1 + count % 2)(grad),
 }
 
 
@@ -96,3 +102,36 @@ CHANGES = {
 def test_gradients_that_do_depend_on_others_are_refused(name, seed):
     with pytest.raises(SampleMixingError):
         train(Changed(CHANGES[name]), batch=BATCH)
+
+
+class Gated(nn.Module):
+    """A closed gate: outputs do not show by what its gradient is multiplied."""
+
+    def __init__(self, size_of):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.gate, self.size_of = nn.Parameter(torch.zeros(8)), size_of
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.last(h + self.gate * h * self.size_of(len(x)))
+
+
+SIZES = {
+    "parity": (lambda count: 30.0 if count % 2 else -30.0),
+    "four": (lambda count: float(count % 4)),
+    "many": (lambda count: float(count >= 14)),
+}
+
+
+@pytest.mark.parametrize("batch", [18, 19, 22])  # half of them is odd, or even
+@pytest.mark.parametrize("name", SIZES)
+def test_a_closed_gate_that_depends_on_the_number_is_refused(name, batch):
+    refused = 0
+    for _ in range(4):
+        try:
+            train(Gated(SIZES[name]), batch=batch)
+        except SampleMixingError:
+            refused += 1
+    assert refused  # halves of an odd number may be even

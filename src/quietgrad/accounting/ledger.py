@@ -117,6 +117,15 @@ class Ledger:
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"what was saved is no ledger: {error!r}") from error
 
+    def mirror(self, session: str) -> None:
+        """Record under the name of a ledger in another process, of which this one is a copy."""
+        self._session = session
+
+    @property
+    def session(self) -> str:
+        """The name under which this object records."""
+        return self._session
+
     def __repr__(self) -> str:
         return f"Ledger({list(self.events)!r}, adjacency={self._adjacency!r})"
 

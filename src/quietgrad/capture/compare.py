@@ -313,14 +313,22 @@ def agree_by_sample(
         return has_same_entries(left, right)
     if not left.numel() or is_surely_equal(left, right):
         return True
+    apart, allowed = measure_gaps(left, right, bits, largest, same_size=same_size)
+    return verdict_of(apart.le(allowed).all())
+
+
+def measure_gaps(
+    left: Tensor, right: Tensor, bits: int, largest: float | Tensor, *, same_size: bool = False
+) -> tuple[Tensor, Tensor]:
+    """By sample, how far apart the two are, and how far they may be."""
     ones, others = (t.detach().reshape(len(t), -1) for t in (left, right))
     apart, size, other = (torch.linalg.vector_norm(t, dim=1) for t in (ones - others, ones, others))
     tolerance = (_tolerance if same_size else _tolerance_across_sizes)(left, bits)
     largest = largest.to(size) if isinstance(largest, Tensor) else largest
     allowed = tolerance * (size + _FLOOR * largest * ones.shape[1] ** 0.5)
     # Samples may be broken; then they must be broken in both.
-    is_within = apart.le(allowed) | ~(size.isfinite() | other.isfinite())
-    return verdict_of(is_within.all())
+    is_whole = size.isfinite() | other.isfinite()
+    return apart.where(is_whole, 0.0), allowed.where(is_whole, 0.0)
 
 
 def first_difference(

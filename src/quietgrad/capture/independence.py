@@ -36,6 +36,7 @@ from quietgrad.capture.compare import (
     find_largest,
     has_digits,
     leaves,
+    measure_gaps,
 )
 from quietgrad.capture.draws import (
     STEADY_SHARES,
@@ -65,7 +66,14 @@ from quietgrad.capture.refusals import (
     unrepeatable_refusal,
     unseen_refusal,
 )
-from quietgrad.capture.repetition import Execution, Factors, ModelCall, Recapture, repeat
+from quietgrad.capture.repetition import (
+    Execution,
+    Factors,
+    ModelCall,
+    Recapture,
+    repeat,
+    trembling_weights,
+)
 from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
@@ -84,7 +92,11 @@ Choose = Callable[[Any], Any]
 Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
 """Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
 
-_COPIES = (1, 2, 3)  # beside samples that may get something else because of rounding alone
+Gaps = dict[tuple[Any, int, int], tuple[Tensor, Tensor]]
+"""Of each part of a gradient, by sample: how far apart it is in two runs, and how far it may be."""
+
+_TREMBLES = 16  # each has an even chance to show it
+_MOVED_LESS = 2.0  # at the same number of samples not all that is nearly zero may change its sign
 
 
 @dataclass(frozen=True)
@@ -221,6 +233,18 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
         if other is not None:
             examination.refuse_kept_data(other)
     examination.require_repeatable()
+
+
+def explains_gaps(gaps: Gaps, moved: Sequence[Gaps | None]) -> bool:
+    """Whether gradients moved as far when nothing but the rounding of weights changed."""
+    known = [each for each in moved if each is not None and each.keys() == gaps.keys()]
+    if not known:
+        return False
+    for key, (apart, allowed) in gaps.items():
+        farthest = torch.stack([each[key][0] for each in known]).amax(0)
+        if not bool(apart.le(allowed + _MOVED_LESS * farthest).all()):
+            return False
+    return True
 
 
 class _Examination:
@@ -480,25 +504,52 @@ class _Examination:
     def _is_by_rounding(self, samples: Tensor, drawn: DrawRecorder) -> bool:
         """Whether gradients of some of these samples differ because of how kernels round.
 
-        For an odd number of samples they may round otherwise than for an even one, so that what is
-        nearly zero falls on the other side of it, where a ReLU has another slope. Then outputs are
-        the same; and so are gradients when others are replaced, when all change places, and for
-        these samples beside a few copies of one of them.
+        For another number of samples they may round otherwise, so that what is nearly zero falls on
+        the other side of it, where a ReLU has another slope. Then outputs are the same; so are
+        gradients when others are replaced, which changes no number; and gradients move as far, for
+        the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
         is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool).index_fill(0, samples, True)
-        moved = [self._everyone.roll(1), self._everyone.flip(0), self._everyone.roll(-1)]
-        more = [torch.cat([samples, samples[:1].repeat(count)]) for count in _COPIES]
+        if not (
+            self._is_same_for(samples, drawn, backward=False) and self._replace_others(is_kept)
+        ):
+            return False
+        moved: list[Gaps | None] = []
+        for _ in range(_TREMBLES):
+            with trembling_weights(self._call.model):
+                mode = DrawRecorder() if self._drawn.has_hidden else None
+                run = self.run(self._unchanged, self._everyone, mode)
+            moved.append(self._measure_gaps(run, samples, samples))
+        everyone = torch.arange(len(samples))
+        for major in (True, False) if drawn.drawn else (True,):
+            replayed = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
+            chosen = self.layout.select(samples)
+            alone = self.run_if_possible(chosen, samples, replayed if drawn.drawn else None)
+            gaps = None if alone is None else self._measure_gaps(alone, samples, everyone)
+            if gaps is not None and explains_gaps(gaps, moved):
+                return True
+        return False
 
-        def is_same_for_any(choices: Sequence[Tensor]) -> bool:
-            return any(self._is_same_for(each, drawn) for each in choices)
-
-        return (
-            len(more[-1]) < self.recorded.batch
-            and bool(self._is_same_for(samples, drawn, backward=False))
-            and bool(self._replace_others(is_kept))
-            and is_same_for_any(moved)
-            and is_same_for_any(more)
-        )
+    def _measure_gaps(self, run: Execution, old: Tensor, new: Tensor) -> Gaps | None:
+        """How far apart gradients of samples are; None if they are not made of the same parts."""
+        if run.unknown or run.inner:
+            return None
+        gaps: Gaps = {}
+        for key, ones in self._reference.factors.items():
+            others = run.factors.get(key)
+            if ones is None or others is None or len(ones) != len(others):
+                return None
+            for number, (one, other) in enumerate(zip(ones, others, strict=True)):
+                parts, found = one.select(old).tensors, other.select(new).tensors
+                alike = [t.shape for t in parts] == [t.shape for t in found]
+                if one.is_owned or other.is_owned or not alike:
+                    return None
+                for place, pair in enumerate(zip(parts, found, strict=True)):
+                    if has_digits(pair[0]):
+                        gaps[key, number, place] = measure_gaps(
+                            *pair, self._bits, self._largest_gradient
+                        )
+        return gaps
 
     def _explain_place(self) -> QuietgradError:
         return self._explain((placed_refusal if self._is_moved() else counted_refusal)(self._kind))

@@ -34,7 +34,7 @@ class ParameterTable:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._canonical = _canonical_names(model)
-        self._found, self._tree = dict[str, nn.Parameter](), _Tree()
+        self._found, self._tree = dict[str, nn.Parameter](), _Tree(*_OF_PARAMETERS)
         self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
         self._first = {id(parameter): name for name, parameter in self.trainable().items()}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
@@ -42,7 +42,7 @@ class ParameterTable:
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
         if not self._tree.is_unchanged():
-            self._found, self._tree = {}, _Tree()
+            self._found, self._tree = {}, _Tree(*_OF_PARAMETERS)
             _collect(self._model, "", self._found, set(), self._tree)
             self._tree.note_all()
         return dict(self._found)
@@ -97,23 +97,27 @@ class ParameterTable:
 
 
 _is_trained = attrgetter("requires_grad")
+_OF_PARAMETERS = ("_parameters", "_modules")
+_OF_ALL = ("_buffers", "_parameters", "_modules")
 
 
 class _Tree:
     """Where modules hold tensors and other modules, to be compared: that is done often."""
 
-    def __init__(self) -> None:
-        self._holders: list[dict[str, Any]] = []
+    def __init__(self, *kinds: str) -> None:
+        self._kinds, self._modules = kinds, list[nn.Module]()
         self._held: list[Any] = []  # kept alive: an id may come again
+        self._holders: list[dict[str, Any]] = []
         self._tensors: list[Tensor] = []
         self._seen: list[Any] | None = None
 
-    def add(self, *holders: dict[str, Any]) -> None:
-        """Of a module of the model."""
-        self._holders += holders
+    def add(self, module: nn.Module) -> None:
+        """A module of the model."""
+        self._modules.append(module)
 
     def note_all(self) -> None:
         """All modules were added."""
+        self._holders = self._find_holders()
         self._held = [each for holder in self._holders for each in holder.values()]
         self._tensors = [each for each in self._held if isinstance(each, Tensor)]
         self._seen = self._look()
@@ -122,11 +126,17 @@ class _Tree:
         """Whether names, tensors, modules and what is trainable are those of then."""
         return self._seen is not None and self._seen == self._look()
 
+    def _find_holders(self) -> list[dict[str, Any]]:
+        """The dictionaries of the modules themselves, which may be replaced, too."""
+        return [vars(module)[kind] for module in self._modules for kind in self._kinds]
+
     def _look(self) -> list[Any]:
-        held = chain.from_iterable(map(dict.values, self._holders))
+        holders = self._find_holders()
+        held = chain.from_iterable(map(dict.values, holders))
         return [
-            [*map(len, self._holders)],
-            [*chain.from_iterable(self._holders)],
+            [*map(id, holders)],
+            [*map(len, holders)],
+            [*chain.from_iterable(holders)],
             [*map(id, held)],  # tensors are not to be compared by value
             [*map(_is_trained, self._tensors)],
         ]
@@ -141,7 +151,7 @@ def _collect(
 ) -> None:
     """What ``named_parameters`` gives, in its order, in a fraction of the time."""
     seen.add(id(module))
-    tree.add(module._parameters, module._modules)
+    tree.add(module)
     for attribute, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
@@ -200,6 +210,12 @@ class _Seen:
             return True
         return self.content is not None and self.content == _digest(self.buffer)
 
+    def is_content_of(self, other: Tensor) -> bool:
+        """Whether another one, in its place, holds the same."""
+        if self.value is not None:
+            return _is_compared(other) and bool(is_equal(self.value, other.detach()))
+        return self.content is not None and self.content == _digest(other)
+
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
         self.place.holder[self.place.attribute] = self.buffer
@@ -218,8 +234,8 @@ class BufferWatch:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.named_modules())
-        self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree()
+        self._model = model
+        self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree(*_OF_ALL)
         self._seen: dict[tuple[nn.Module, str], _Seen] = {}
         self._names: dict[int, str] = {}
 
@@ -266,7 +282,7 @@ class BufferWatch:
             if seen is not None and seen.buffer is buffer:
                 fine = seen.is_unchanged
             else:
-                fine = isinstance(buffer, nn.Parameter) or is_constant(buffer)
+                fine = is_constant(buffer) or (seen is not None and seen.is_content_of(buffer))
             if not fine:
                 first = first or place.name
                 if seen is not None:
@@ -277,9 +293,9 @@ class BufferWatch:
 
     def _held(self) -> list[tuple[_Place, Tensor]]:
         if not self._tree.is_unchanged():
-            self._found, self._tree = [], _Tree()
-            for path, module in self._modules:
-                self._tree.add(module._buffers, module._parameters)
+            self._found, self._tree = [], _Tree(*_OF_ALL)
+            for path, module in self._model.named_modules():
+                self._tree.add(module)
                 for holder in (module._buffers, module._parameters):
                     for attribute, held in holder.items():
                         # Weights in training are the user's to load: what data may write to them

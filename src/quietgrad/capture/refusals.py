@@ -32,26 +32,34 @@ _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
 _NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
 
 
-def refuse_distributed(model: nn.Module | None = None) -> None:
-    """A process group of several ranks, and models that are spread over ranks or devices.
+def refuse_distributed(model: nn.Module | None = None, *, ranks: int = 1) -> None:
+    """A process group of another number of ranks, and models that are spread over some.
 
     Args:
         model: looked into if given; without it this costs about a microsecond.
+        ranks: how many there are supposed to be.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    is_group = dist.is_available() and dist.is_initialized()
+    found = dist.get_world_size() if is_group else 1
+    if found != ranks:
         raise DistributedTrainingError(
-            f"torch.distributed has a process group of {dist.get_world_size()} ranks",
-            "Train in one process: end the group with torch.distributed.destroy_process_group(), "
-            "or start one process only.",
+            f"torch.distributed has a process group of {found} ranks"
+            if is_group
+            else f"the process group of {ranks} ranks that the engine was made in has ended",
+            "Make the engine after torch.distributed.init_process_group(), in all ranks; check, "
+            "plan and clipped_sum work in one process alone."
+            if is_group
+            else "End it after training.",
         )
     if not isinstance(model, nn.Module):
         return
-    anew = "Build the model anew without it, and train in one process."
+    anew = "Build the model anew without it: each rank needs a whole copy (docs/distributed.md)."
     for path, module in model.named_modules():
         if kind := _spread(type(module)):
             raise DistributedTrainingError(
                 f"{_name_module(path)} is a {kind}",
-                "Put the module that it wraps, its .module, in its place, and train in one process."
+                "Put the module that it wraps, its .module, in its place: the engine adds up over "
+                "the ranks of a process group itself (docs/distributed.md)."
                 if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
                 else anew,
             )
@@ -78,9 +86,9 @@ def _spread(kind: type) -> str | None:
     return None
 
 
-def refuse_unusable(model: nn.Module) -> None:
+def refuse_unusable(model: nn.Module, ranks: int = 1) -> None:
     """Models whose operations cannot be seen, and parameters that cannot be clipped."""
-    refuse_distributed(model)
+    refuse_distributed(model, ranks=ranks)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperationError(

@@ -322,6 +322,26 @@ class ArgumentRows:
             self.untold.discard(number)
 
 
+@contextmanager
+def trembling_weights(model: nn.Module) -> Iterator[None]:
+    """All weights are moved by a few times their rounding error, and are put back afterwards."""
+    generator = torch.Generator()
+    generator.seed()
+    weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, values in weights:
+            info = torch.finfo(values.dtype)
+            drawn = torch.randn(values.shape, generator=generator).to(values.device)
+            size = info.eps * (1 if info.bits == 16 else _ROUNDINGS)
+            parameter.data = (values * (1 + size * drawn.double())).to(values.dtype)
+        yield
+    finally:
+        for parameter, values in weights:
+            parameter.data = values
+
+
+_ROUNDINGS = 8
+
 Recapture = Callable[[int], AbstractContextManager["Tape"]]
 """A tape of so many samples for what the model does inside."""
 Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]

@@ -55,7 +55,7 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
-from quietgrad.factors.base import Verdict
+from quietgrad.factors.base import Verdict, without_autocast
 
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
@@ -78,10 +78,15 @@ class Capture:
     """
 
     def __init__(
-        self, model: nn.Module, when: Callable[[], bool] = lambda: True, *, thorough: bool = True
+        self,
+        model: nn.Module,
+        when: Callable[[], bool] = lambda: True,
+        *,
+        thorough: bool = True,
+        ranks: int = 1,
     ) -> None:
         _refuse_attached(model)
-        refuse_unusable(model)
+        refuse_unusable(model, ranks)
         self.on_detach: Callable[[], None] = self.detach
         self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
         self.on_verified: Callable[[int], None] = lambda samples: None
@@ -179,6 +184,7 @@ class Capture:
         self._tape = Tape(self._layouts, self._provenance, batch, verify=verify)
         self._tape.collation, self._tape.scale = collation, self.loss_scale
 
+    @without_autocast()
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
         """One backward pass of ``scale * loss_scale * losses[B]``; factors go to ``sink``.
 

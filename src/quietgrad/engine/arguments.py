@@ -25,6 +25,8 @@ from quietgrad.accounting.events import (
 )
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.clipping import Clipping
+from quietgrad.distributed.world import World
+from quietgrad.errors import DistributedTrainingError
 from quietgrad.grouping.base import Group
 from quietgrad.methods.inner_outer import InnerOuter
 
@@ -178,6 +180,39 @@ def open_ledger(
         )
     releases([GaussianEvent(1.0, sampling)], ledger.adjacency)  # raises if it can not
     return ledger
+
+
+def open_common_ledger(
+    world: World,
+    ledger: Ledger | str | Path | None,
+    adjacency: Adjacency | None,
+    sampling: Participation,
+) -> Ledger:
+    """Rank 0's ledger, which alone may have a file; other ranks have a copy in memory."""
+    if world.size == 1:
+        return open_ledger(ledger, adjacency, sampling)
+    own: Ledger | None = None
+
+    def begin() -> tuple[dict[str, Any], str]:
+        nonlocal own
+        own = open_ledger(ledger, adjacency, sampling)
+        return own.to_dict(), own.session
+
+    content, session = world.lead(begin)
+    if own is None:
+        own = Ledger.from_dict(content)
+        own.mirror(session)
+    return own
+
+
+def check_world(world: World, diagnostics: object) -> None:
+    """Refuse what works in one process only."""
+    if world.size > 1 and diagnostics is not None:
+        raise DistributedTrainingError(
+            f"diagnostics= is given in a process group of {world.size} ranks",
+            "Measure gradients in a run of one process.",
+            "each of them has a part of the samples only",
+        )
 
 
 def attach_ledger_file(ledger: Ledger, place: Ledger | str | Path | None) -> None:

@@ -152,6 +152,7 @@ class ViolationLatch:
     def __init__(self) -> None:
         self._first: str | None = None
         self.on_violation: Callable[[], None] = lambda: None
+        self.tell: Callable[[BaseException], None] = lambda error: None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -167,6 +168,7 @@ class ViolationLatch:
         """Remember an error, if it is a violation."""
         if isinstance(error, VIOLATIONS) and self._first is None:
             self._first = f"{type(error).__name__}: {error}"
+            self.tell(error)
 
     def check(self) -> None:
         """Refuse to go on after a violation."""

@@ -23,6 +23,8 @@ from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
 from quietgrad.capture.verification import Frequency, Schedule
 from quietgrad.clipping import Clipping
+from quietgrad.distributed.facts import digest_tensors, list_facts
+from quietgrad.distributed.world import find_world
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
@@ -33,9 +35,10 @@ from quietgrad.engine.arguments import (
     check_optimizer,
     check_pinning,
     check_seed,
+    check_world,
     describe_settings,
     disclose_settings,
-    open_ledger,
+    open_common_ledger,
     require_accountable,
 )
 from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
@@ -167,10 +170,12 @@ class PrivacyEngine:
         seed: int | None = None,
     ) -> None:
         model = original(model)
-        refuse_distributed(model)
+        self._world = world = find_world(is_seeded=seed is not None)
+        refuse_distributed(model, ranks=world.size)
         check_optimizer(optimizer)
         schedule = Schedule(verification)
         check_functions(noise_schedule, collate_fn, diagnostics)
+        check_world(world, diagnostics)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = check_delta(delta, self._population)
@@ -196,9 +201,11 @@ class PrivacyEngine:
             pin_memory=check_pinning(pin_memory),
             lengths=lengths,
             seed=seed,
+            share=world.share,
+            part=world.part,
         )
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
-        self._ledger = open_ledger(ledger, adjacency, draws.accounting)
+        self._ledger = open_common_ledger(world, ledger, adjacency, draws.accounting)
         require_accountable(accountant, draws.accounting, self._ledger.adjacency)
         self._budget = Budget(
             self._ledger,
@@ -257,7 +264,7 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(self._radii.limits)
-        self._capture = Capture(model, when=lambda: model.training)
+        self._capture = Capture(model, when=lambda: model.training, ranks=world.size)
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         self._iterator = BatchIterator(
@@ -269,14 +276,18 @@ class PrivacyEngine:
         )
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
         self._violations.on_violation = self._capture.rest
+        self._violations.tell = world.note_failure
         try:
-            self._update = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum)
+            self._update = NoisyUpdate(optimizer, self._capture, self._noise, self._momentum, world)
         except QuietgradError:
             self._capture.detach()
             raise
         self._attached = True
         try:
-            attach_ledger_file(self._ledger, ledger)
+            with world.agreeing():
+                if world.is_leader:
+                    attach_ledger_file(self._ledger, ledger)
+            world.require_same(lambda: list_facts(model, dataset, settings))
         except QuietgradError:
             self.detach()
             raise
@@ -354,7 +365,10 @@ class PrivacyEngine:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new."""
         state = self.state_dict()
-        replace_file(Path(path), lambda stream: torch.save(state, stream))
+        self._world.require_same(lambda: {"the weights": digest_tensors(self._model.state_dict())})
+        with self._world.agreeing():
+            if self._world.is_leader:
+                replace_file(Path(path), lambda stream: torch.save(state, stream))
 
     def load(self, path: str | Path) -> None:
         """Go on where :meth:`save` was called, in an engine made with the same arguments.
@@ -506,7 +520,7 @@ class PrivacyEngine:
         statement: Statement = report.statement_of_engine(
             self._ledger, self.settings(), audit=audit, metrics=metrics, title=title, data=data
         )
-        if path is not None:
+        if path is not None and self._world.is_leader:
             report.write(statement, path)
         return statement
 
@@ -537,7 +551,7 @@ class PrivacyEngine:
     def _require_usable(self) -> None:
         refuse_compiled_caller()
         self._update.revoke_step()
-        refuse_distributed()  # a process group may come later
+        refuse_distributed(ranks=self._world.size)  # a process group may come later, or end
         self._require_attached()
         self._violations.check()
 
@@ -546,16 +560,19 @@ class PrivacyEngine:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
     def _release_batch(self, batch: LogicalBatch) -> None:
-        self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
-        with self._violations.watched():
-            self._capture.check_trainable_set()
-            self._capture.require_unwritten()
-            self._update.require_same_parameters()
-            self._check_sums(batch.size)
+        with self._world.agreeing():
+            self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
+            with self._violations.watched():
+                self._capture.check_trainable_set()
+                self._capture.require_unwritten()
+                self._update.require_same_parameters()
+                self._check_sums(batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent. If a disk
         # is slow, noise is made meanwhile, of copies: if it fails, the step can be taken again.
         step, noisy = self.steps_taken, None
-        if self._ledger.is_slow and self._update.takes_a_while(self._batch.sums):
+        if self._world.size > 1:
+            sigma = self._record_in_all(step, batch.pass_number)
+        elif self._ledger.is_slow and self._update.takes_a_while(self._batch.sums):
             with self._budget.recording(step, pass_number=batch.pass_number) as sigma:
                 noisy = self._noisy_sums(step, sigma, keeps_sums=True)
         else:
@@ -565,10 +582,18 @@ class PrivacyEngine:
             # Also if the optimizer fails: part of the update may be in the weights by then.
             self._state.advance(batch)
             self._update.update(self._noisy_sums(step, sigma) if noisy is None else noisy)
-            self._radii.adapt(self._batch.tally, self._noise)
+            self._radii.adapt(self._batch.tally, self._noise, self._world)
         finally:
             self._batch.end()
             self._capture.begin()  # a forward from here on has nothing to do with this batch
+
+    def _record_in_all(self, step: int, pass_number: int) -> float:
+        """Rank 0's ledger first, on its disk; then the copies of the others."""
+        sigma = self._world.lead(lambda: self._budget.record(step, pass_number=pass_number))
+        if not self._world.is_leader:
+            own = self._budget.record(step, pass_number=pass_number)
+            assert own == sigma, "ranks plan different noise"
+        return sigma
 
     def _check_sums(self, samples: int) -> None:
         """Before anything is released: that nothing is open, and no sum longer than it can be."""

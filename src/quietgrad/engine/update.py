@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from quietgrad.capture import refusals
 from quietgrad.clipping import Clipping
+from quietgrad.distributed.world import World
 from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
 from quietgrad.factors.base import like_parameter, real_parts
 from quietgrad.grouping.base import Group, sensitivity
@@ -191,21 +192,24 @@ class Radii:
             return noise_multiplier
         return self._adaptive.sum_multiplier(noise_multiplier, len(self.groups), self._batch_size)
 
-    def adapt(self, tally: Tensor | None, noise: Noise) -> None:
+    def adapt(self, tally: Tensor | None, noise: Noise, world: World) -> None:
         """Move the radii by what was counted, with noise: a part of the step that is released.
 
         Args:
             tally: of the batch, by group; None if it was empty.
             noise: covers it.
+            world: whose samples are counted.
         """
-        if self._adaptive is None:
+        adaptive = self._adaptive
+        if adaptive is None:
             return
         counts = torch.zeros(len(self.groups), dtype=torch.float64) if tally is None else tally
-        (noisy,) = noise.add([counts], self._adaptive.deviation(self._batch_size))
+        counts, deviation = world.add_up(counts), adaptive.deviation(self._batch_size)
+        noisy = world.lead(lambda: noise.add([counts], deviation)[0].tolist())
         self.load(
             [
-                self._adaptive.moved(group.radius, value, self._batch_size)
-                for group, value in zip(self.groups, noisy.tolist(), strict=True)
+                adaptive.moved(group.radius, value, self._batch_size)
+                for group, value in zip(self.groups, noisy, strict=True)
             ]
         )
 
@@ -235,6 +239,7 @@ class NoisyUpdate:
         capture: knows the trainable parameters.
         noise: what the gradients are covered with.
         momentum: what is made of them then, if not nothing.
+        world: whose sums are added up.
     """
 
     def __init__(
@@ -243,9 +248,10 @@ class NoisyUpdate:
         capture: Capture,
         noise: Noise,
         momentum: Momentum | None = None,
+        world: World | None = None,
     ) -> None:
         self._optimizer, self._capture, self._noise = optimizer, capture, noise
-        self._momentum = momentum
+        self._momentum, self._world = momentum, world or World()
         self._is_due = False
         self.require_same_parameters()
         self._guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
@@ -285,7 +291,7 @@ class NoisyUpdate:
             sums[n] if n in sums else torch.zeros_like(real_parts(p.detach()))
             for n, p in trained.items()
         ]
-        return self._noise.add(totals, std, divisor)
+        return self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Run the optimizer with what `noisy` gave."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from threading import Lock
 from typing import NamedTuple, Self, TypeVar
 from weakref import WeakSet
@@ -26,6 +26,25 @@ class Cost:
 
     flops: float
     floats: float
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """What is computed in here has the precision of its operands, also inside of an autocast.
+
+    A user's block may end only after ``backward``; norms and sums are not to be rounded to half.
+    """
+    with ExitStack() as stack:
+        for kind in {"cpu", *_accelerators()}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@cache
+def _accelerators() -> tuple[str, ...]:
+    found = torch.accelerator.current_accelerator()
+    return () if found is None else (found.type,)
 
 
 # -- verdicts -------------------------------------------------------------------------------------

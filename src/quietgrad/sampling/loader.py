@@ -306,6 +306,9 @@ class BatchLoader:
         lengths: of each sample, say the number of its tokens. Each batch then goes from the short
             to the long, so that a micro-batch that is padded to its longest is padded little. Who
             takes part in a step is what it would be without.
+        share: gives the key of a pass that all processes draw with, for the one that this process
+            would take.
+        part: of the samples of a step, those that this process loads.
 
     Attributes:
         draws: as passed.
@@ -330,7 +333,10 @@ class BatchLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         prefetch_factor: int | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        share: Callable[[int], int] = int,
+        part: Callable[[list[int]], list[int]] = list,
     ) -> None:
+        self._share, self._part = share, part
         _require_same_population(population(dataset), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
@@ -365,6 +371,7 @@ class BatchLoader:
     def __iter__(self) -> Iterator[LogicalBatch]:
         start, self._next = self._next, self._next.next_pass()
         key = pass_key(self._seed, start.pass_number) if start.key is None else start.key
+        key = self._share(key)
         # A key that must stay secret lives no longer than the pass itself.
         keep = self.draws.resumption is Resumption.SAME_KEY
         self._current = replace(start, key=key if keep else None)
@@ -440,6 +447,7 @@ class BatchLoader:
         size = self.physical_batch_size or self.draws.population
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
+        indices = self._part(indices)
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _data_loader(self, ahead: Lookahead, start: Position) -> DataLoader[Any]:

@@ -1,0 +1,92 @@
+"""Runs functions of `jobs` in several processes on loopback, and collects what each returns."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 100
+
+
+class Ended:
+    """What came of one rank."""
+
+    def __init__(self, process, place):
+        try:
+            self.output = process.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.output = process.communicate()[0] + "\n(killed: it took too long)"
+        self.code = process.returncode
+        self.result = json.loads(place.read_text()) if place.exists() else None
+
+
+def start(jobs, ranks, timeout=60, *, with_group=True):
+    """The processes, and where each writes its results; jobs are pairs of a name and options."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = Path(tempfile.mkdtemp())
+    begun = []
+    for rank in range(ranks):
+        environment = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "OMP_NUM_THREADS": "1",
+            "JOBS": json.dumps([jobs, str(folder / str(rank)), timeout, with_group]),
+        }
+        command = [sys.executable, "-m", "tests.distributed.ranks"]
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        begun.append((process, folder / str(rank)))
+    return begun
+
+
+def run(jobs, ranks=2, **options):
+    """What each rank returned for each job: by job, then by rank."""
+    ended = finish(start(jobs, ranks, **options))
+    for rank, each in enumerate(ended):
+        assert each.code == 0, f"rank {rank}:\n{each.output}"
+    return [[each.result[i] for each in ended] for i in range(len(jobs))]
+
+
+def finish(begun):
+    return [Ended(*each) for each in begun]
+
+
+def main():
+    from datetime import timedelta
+
+    import torch.distributed as dist
+    from tests.distributed import jobs
+
+    jobs_to_do, place, timeout, with_group = json.loads(os.environ["JOBS"])
+    if with_group:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    found = []
+    for name, options in jobs_to_do:
+        try:
+            found.append(getattr(jobs, name)(**options))
+        except Exception as error:
+            found.append({"error": type(error).__name__, "message": str(error)})
+            traceback.print_exc()
+    Path(place).write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,8 +8,8 @@ one for each.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -51,9 +51,34 @@ class Sums(dict[str, Tensor]):
     """Clipped sums by parameter, over one or several micro-batches.
 
     They are added to in place. ``is_torn`` while a micro-batch has been added in part.
+
+    Attributes:
+        can_redo: whether the first sum of a batch can be taken back and made again.
     """
 
     is_torn = False
+    can_redo = True
+
+    def add(self, name: str, make: Callable[[Tensor | None], Tensor]) -> None:
+        """Add a parameter's sum over a micro-batch: ``make`` adds it to what it is given."""
+        self[name] = make(self.get(name))
+
+    def add_several(self, shares: dict[str, Tensor]) -> None:
+        """The same for sums that are there already."""
+        known = [name for name in shares if name in self]
+        if known:
+            torch._foreach_add_([self[name] for name in known], [shares[n] for n in known])
+        self.update((name, share) for name, share in shares.items() if name not in self)
+
+    def order(self, name: str) -> int:
+        """The place of a parameter among those that are added last: any, as far as it matters."""
+        return 0
+
+    def begin_last(self, names: Sequence[str]) -> None:
+        """Only the sums of these parameters are still to come of the micro-batch."""
+
+    def finish(self) -> None:
+        """The micro-batch is over."""
 
 
 class Measured(NamedTuple):
@@ -245,6 +270,7 @@ class ClippedReducer:
         """
         self._ready += [i for i, missing in enumerate(self._missing) if missing]
         self._reduce_ready(is_last=True)
+        self.grads.finish()
         if settled:
             self.settle()
 
@@ -300,6 +326,10 @@ class ClippedReducer:
         self._ready, self._waiting = [], 0
         if not ready:
             return
+        if is_last:
+            for index in ready:
+                self._held[index].sort(key=lambda found: self.grads.order(found.name))
+            self.grads.begin_last([found.name for i in ready for found in self._held[i]])
         bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
         for index in ready:
             self._held[index] = []
@@ -313,7 +343,8 @@ class ClippedReducer:
         weights, are_bounded = self._weigh(norms, ready)
         is_fine = torch.stack([*bulk.are_usual(squares), are_bounded]).all()
         # What is added to cannot be taken back: only the first sum of a batch can be done again.
-        is_open = is_last and squares.device.type != "cpu" and not self.grads
+        can_redo = self.grads.can_redo and not self.grads
+        is_open = is_last and squares.device.type != "cpu" and can_redo
         if not is_open and not bool(is_fine):
             self._reduce_carefully(bulk)
             return
@@ -349,9 +380,9 @@ class ClippedReducer:
         while left:
             place, (name, factor, *_) = left.pop()
             if name not in summed:
-                total = self.grads.get(name)
-                total = self._evaluator.weighted_sum(factor, rows[place], None, total)
-                self.grads[name] = total
+                self.grads.add(
+                    name, partial(self._evaluator.weighted_sum, factor, rows[place], None)
+                )
 
     def _add_stacked(self, bulk: Bulk, weights: Tensor) -> set[str]:
         """Sums of small gradients, made together; the names of their parameters."""
@@ -363,18 +394,12 @@ class ClippedReducer:
             if stack.has_sums and is_held:
                 sums = zip(own, stack.weighted_sums(bulk.spread(weights, members)), strict=True)
                 shares = {f.name: t.view(f.factor.shape) for f, t in sums if t is not None}
-                self._add(shares)
+                self.grads.add_several(shares)
                 summed.update(shares)
                 for found in own:
                     if found.name in shares:
                         self._evaluator.release(found.factor)
         return summed
-
-    def _add(self, shares: dict[str, Tensor]) -> None:
-        known = [name for name in shares if name in self.grads]
-        if known:
-            torch._foreach_add_([self.grads[name] for name in known], [shares[n] for n in known])
-        self.grads.update((name, t) for name, t in shares.items() if name not in self.grads)
 
     def _reduce_carefully(self, bulk: Bulk) -> None:
         """The same where some samples' norms cannot be taken in the usual way."""
@@ -402,11 +427,15 @@ class ClippedReducer:
             samples = None if finite.all() else finite.nonzero().flatten()
             usual = usual.index_fill(0, extremes, 0.0)
             extremes = extremes[(weights.ne(0) & norms.ne(0))[extremes]]
-        for name, factor, *_ in held:
-            total = self._evaluator.weighted_sum(factor, usual, samples, self.grads.get(name))
+
+        def add(factor: Factor, total: Tensor | None) -> Tensor:
+            total = self._evaluator.weighted_sum(factor, usual, samples, total)
             if extremes is not None and len(extremes):
                 total = add_extremes(factor, extremes, weights, total)
-            self.grads[name] = total
+            return total
+
+        for name, factor, *_ in held:
+            self.grads.add(name, partial(add, factor))
         return finite
 
     def _unscaled(self, norms: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ _NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn
 _LIBRARIES = frozenset(
     "torch numpy scipy transformers timm peft torchvision quietgrad opacus sklearn".split()
 )
-_OWN = ("quietgrad.engine", "quietgrad.capture", "quietgrad.methods")  # a module may know them
+# A module may know of the first ones; the last one moves what it keeps around with every pass.
+_OWN = ("quietgrad.engine", "quietgrad.capture", "quietgrad.methods", "torch.distributed")
 _DEEPEST = 7
 _MOST_VISITED = 10**5
 _MOST_COMPARED = 2**16  # entries of an array; above, only its identity is

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from quietgrad.capture.call import ParameterTarget
 from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
+from quietgrad.distributed.sharding import local_of
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
 from quietgrad.factors.base import Stamp, Verdict, version_of
+
+AtRest = Callable[[Tensor], Tensor]
 
 _DIGESTED_AT_ONCE = 2**26  # bytes
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
@@ -84,15 +87,18 @@ class ParameterTable:
         return name if getattr(module, attribute, None) is parameter else None
 
     def _refreshed_name_of(self, parameter: nn.Parameter) -> str | None:
-        self._holders = {}
+        holders: dict[int, tuple[nn.Module, str, str]] = {}
         for path, module in self._model.named_modules():
             for attribute, held in module._parameters.items():
                 name = self._canonical.get(f"{path}.{attribute}".lstrip("."), "")
                 # One that is lent to another module (torch.func.functional_call) is its owner's.
                 if held is not None and (
-                    id(held) not in self._holders or self._first.get(id(held)) == name
+                    id(held) not in holders or self._first.get(id(held)) == name
                 ):
-                    self._holders[id(held)] = module, attribute, name
+                    holders[id(held)] = module, attribute, name
+        # Those of before are kept as long as they hold: sharded weights come and go.
+        known = [(key, held) for key, held in self._holders.items() if key not in holders]
+        self._holders = holders | dict(known[-len(holders) :])
         return self._name_of(parameter) or None
 
 
@@ -196,24 +202,24 @@ class _Seen:
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
-        value = buffer.detach().clone() if _is_compared(buffer) else None
+        value = local_of(buffer.detach()).clone() if _is_compared(buffer) else None
         # A frozen weight may be written to with what it holds: parametrizations do that.
         is_weight = isinstance(buffer, nn.Parameter) and value is None and _address(buffer) != 0
         content = _digest(buffer) if is_weight else None
-        return _Seen(place, buffer, version_of(buffer), value, content)
+        return _Seen(place, buffer, _count_writes(buffer), value, content)
 
     @property
     def is_unchanged(self) -> bool:
         if self.value is not None:
-            return bool(is_equal(self.value, self.buffer))
-        if self.version == version_of(self.buffer):
+            return bool(is_equal(self.value, local_of(self.buffer)))
+        if self.version == _count_writes(self.buffer):
             return True
         return self.content is not None and self.content == _digest(self.buffer)
 
     def is_content_of(self, other: Tensor) -> bool:
         """Whether another one, in its place, holds the same."""
         if self.value is not None:
-            return _is_compared(other) and bool(is_equal(self.value, other.detach()))
+            return _is_compared(other) and bool(is_equal(self.value, local_of(other.detach())))
         return self.content is not None and self.content == _digest(other)
 
     def put_back(self) -> None:
@@ -221,7 +227,7 @@ class _Seen:
         self.place.holder[self.place.attribute] = self.buffer
         if self.value is not None:
             with torch.no_grad():
-                self.buffer.resize_(self.value.shape).copy_(self.value)
+                local_of(self.buffer).resize_(self.value.shape).copy_(self.value)
 
 
 class BufferWatch:
@@ -233,8 +239,8 @@ class BufferWatch:
     that shares their memory is not counted.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
+        self._model, self._at_rest = model, at_rest
         self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree(*_OF_ALL)
         self._seen: dict[tuple[nn.Module, str], _Seen] = {}
         self._names: dict[int, str] = {}
@@ -301,6 +307,7 @@ class BufferWatch:
                         # Weights in training are the user's to load: what data may write to them
                         # while a forward runs is judged there.
                         if held is not None and not held.requires_grad:
+                            held = self._at_rest(held)
                             self._found.append((_Place(module, attribute, path, holder), held))
             self._tree.note_all()
         return self._found
@@ -315,22 +322,23 @@ class WeightWatch:
         is_thorough: whether writes to them in this micro-batch show that torch does not count.
     """
 
-    def __init__(self, table: ParameterTable) -> None:
-        self._table, self.is_thorough = table, False
+    def __init__(self, table: ParameterTable, at_rest: AtRest) -> None:
+        self._table, self.is_thorough, self._at_rest = table, False, at_rest
         self._seen: dict[str, tuple[Tensor, int, int]] = {}
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
         """A batch is handed out."""
-        weights = self._table.trainable()
-        self._seen = {n: (w, version_of(w), w.data_ptr()) for n, w in weights.items()}
+        weights = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
+        self._seen = {n: (w, _count_writes(w), _start_of(w)) for n, w in weights.items()}
         self._stamp = None
 
     def watch(self, *, thorough: bool) -> None:
         """A micro-batch is handed out. If ``thorough``, writes that torch does not count show."""
         self.is_thorough = thorough
         if thorough and self._stamp is None:
-            self._stamp = Stamp(*(weight.detach() for weight, *_ in self._seen.values()))
+            held = (local_of(weight.detach()) for weight, *_ in self._seen.values())
+            self._stamp = Stamp(*held)
             self._stamp.seal()
 
     def find_written(self, *, thorough: bool = True) -> str | None:
@@ -339,7 +347,7 @@ class WeightWatch:
         If not ``thorough``, only what torch counts is looked at.
         """
         for name, (weight, version, address) in self._seen.items():
-            if version_of(weight) != version or weight.data_ptr() != address:
+            if _count_writes(weight) != version or _start_of(weight) != address:
                 return name
         verdicts = self.ask_written() if thorough else []
         return next((name for name, is_written in verdicts if is_written), None)
@@ -355,13 +363,14 @@ class WeightWatch:
 
 
 def _is_compared(buffer: Tensor) -> bool:
+    buffer = local_of(buffer)
     is_plain = buffer.layout is torch.strided and not buffer.is_quantized and not buffer.is_nested
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
 def _digest(tensor: Tensor) -> int:
     """Of all bytes and their places: a sum would not notice entries that changed places."""
-    values = tensor.detach().contiguous().flatten().view(torch.uint8)
+    values = local_of(tensor.detach()).contiguous().flatten().view(torch.uint8)
     digest = 0
     for part in values.split(_DIGESTED_AT_ONCE):
         digest = zlib.crc32(part.cpu().numpy(), digest)
@@ -370,9 +379,20 @@ def _digest(tensor: Tensor) -> int:
 
 def _address(tensor: Tensor) -> int:
     """Where its memory begins; 0 if it has none of its own, as sparse, nested and mapped ones."""
+    tensor = local_of(tensor)
     is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     is_dense = tensor.layout is torch.strided and not tensor.is_nested and not is_mapped
     return tensor.untyped_storage().data_ptr() if is_dense else 0
+
+
+def _start_of(tensor: Tensor) -> int:
+    return local_of(tensor.detach()).data_ptr()
+
+
+def _count_writes(tensor: Tensor) -> int:
+    """To it, and to what this rank holds of it."""
+    held = local_of(tensor)
+    return version_of(tensor) + (0 if held is tensor else version_of(held))
 
 
 class Provenance:
@@ -383,12 +403,17 @@ class Provenance:
     parameters alone; what is taken for data is mapped to samples. Both are exact or refused, so an
     unlucky guess can cost time or a refusal, not privacy.
 
+    Args:
+        model: what holds them.
+        at_rest: gives the shard of a weight that is gathered just now; anything else as it is.
+
     Attributes:
         watch: finds writes to buffers that no operation shows.
+        at_rest: as passed.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.watch = BufferWatch(model)
+    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
+        self.watch, self.at_rest, self._model = BufferWatch(model, at_rest), at_rest, model
         self._buffers = {id(buffer): buffer for buffer in model.buffers()}
         self._originals = {
             (module, attribute): (buffer, f"{path}.{attribute}" if path else attribute)
@@ -473,7 +498,17 @@ class Provenance:
         if not isinstance(tensor, Tensor) or not tensor.numel():
             return None
         address = _address(tensor)
-        return self._storages.get(address) or self.watch.name_at(address)
+        found = self._storages.get(address) or self.watch.name_at(address)
+        return found or self._name_of_gathered(address)
+
+    def _name_of_gathered(self, address: int) -> str | None:
+        """Weights that are gathered have other memory each time."""
+        for name, parameter in self._model.named_parameters() if address else ():
+            if self.at_rest(parameter) is parameter:
+                break
+            if _address(parameter) == address:
+                return name
+        return None
 
     def original(self, module: nn.Module, attribute: str) -> tuple[Tensor | None, str]:
         """A buffer as it was when the model was attached, and its name."""

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quietgrad.capture.compare import tensors_in
+from quietgrad.distributed.sharding import is_distributed_tensor, is_fully_sharded
+from quietgrad.distributed.world import World
 from quietgrad.errors import (
     DistributedTrainingError,
     EscapedGradientError,
@@ -32,12 +34,15 @@ _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
 _NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
 
 
-def refuse_distributed(model: nn.Module | None = None, *, ranks: int = 1) -> None:
+def refuse_distributed(
+    model: nn.Module | None = None, *, ranks: int = 1, is_sharded: bool = False
+) -> None:
     """A process group of another number of ranks, and models that are spread over some.
 
     Args:
         model: looked into if given; without it this costs about a microsecond.
         ranks: how many there are supposed to be.
+        is_sharded: whether ``fully_shard`` may have spread it.
     """
     is_group = dist.is_available() and dist.is_initialized()
     found = dist.get_world_size() if is_group else 1
@@ -55,7 +60,7 @@ def refuse_distributed(model: nn.Module | None = None, *, ranks: int = 1) -> Non
         return
     anew = "Build the model anew without it: each rank needs a whole copy (docs/distributed.md)."
     for path, module in model.named_modules():
-        if kind := _spread(type(module)):
+        if (kind := _spread(type(module))) and not (is_sharded and is_fully_sharded(module)):
             raise DistributedTrainingError(
                 f"{_name_module(path)} is a {kind}",
                 "Put the module that it wraps, its .module, in its place: the engine adds up over "
@@ -65,6 +70,8 @@ def refuse_distributed(model: nn.Module | None = None, *, ranks: int = 1) -> Non
             )
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         is_flat = getattr(tensor, "_is_flat_param", False)  # left by FullyShardedDataParallel
+        if is_sharded and is_distributed_tensor(tensor):
+            continue
         if kind := "FlatParameter" if is_flat else _spread(type(tensor)):
             raise DistributedTrainingError(f"'{name}' is a {kind}", anew)
 
@@ -86,9 +93,9 @@ def _spread(kind: type) -> str | None:
     return None
 
 
-def refuse_unusable(model: nn.Module, ranks: int = 1) -> None:
+def refuse_unusable(model: nn.Module, world: World) -> None:
     """Models whose operations cannot be seen, and parameters that cannot be clipped."""
-    refuse_distributed(model, ranks=ranks)
+    refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedOperationError(

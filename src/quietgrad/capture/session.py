@@ -49,6 +49,7 @@ from quietgrad.capture.refusals import (
 from quietgrad.capture.repetition import ModelCall, Recapture
 from quietgrad.capture.tape import Sink, Tape, TapePhase
 from quietgrad.capture.verification import Verifier
+from quietgrad.distributed.world import World
 from quietgrad.errors import (
     EngineStateError,
     QuietgradError,
@@ -83,17 +84,18 @@ class Capture:
         when: Callable[[], bool] = lambda: True,
         *,
         thorough: bool = True,
-        ranks: int = 1,
+        world: World | None = None,
     ) -> None:
         _refuse_attached(model)
-        refuse_unusable(model, ranks)
+        self._world = world or World()
+        refuse_unusable(model, self._world)
         self.on_detach: Callable[[], None] = self.detach
         self.on_refusal: Callable[[QuietgradError], None] = lambda error: None
         self.on_verified: Callable[[int], None] = lambda samples: None
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._layouts, self._provenance = LayoutTable(), Provenance(model)
+        self._layouts, self._provenance = LayoutTable(), Provenance(model, self._world.at_rest)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
         self._provenance.note_held(held)
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
@@ -101,7 +103,10 @@ class Capture:
         self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
         self._model, self._devices = model, find_devices(model)
         self.loss_scale = 1.0  # by which gradients come multiplied
-        self._attributes, self._weights = AttributeWatch(model), WeightWatch(self.parameters)
+        self._attributes, self._weights = (
+            AttributeWatch(model),
+            WeightWatch(self.parameters, self._world.at_rest),
+        )
         self._written: list[tuple[str, Verdict]] = []  # asked of weights, and not yet read
         self.picks_rows = False  # whether the last backward pass met rows in any order
         self._is_capturing = self._is_paused = self._is_repeating = self._is_out = False
@@ -202,23 +207,27 @@ class Capture:
             )
         try:
             trained = self.check_trainable_set()
-            refuse_foreign_gradients(trained)
+            refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
             self._refuse_written_buffers()
-            self._refuse_kept_data(tape)
-            self._attributes.begin_backward()
-            whole = self._verifier.verify(tape, losses)
-            if (name := self._find_asked()) is not None:
-                raise raw_data_refusal(name)
-            self.picks_rows = tape.selects_rows or tape.has_owned_rows()
-            self._provenance.watch.begin()  # verification writes buffers, and puts them back
-            if whole is not None and self._verifier.is_decisive:
-                self.on_verified(tape.batch)
-            if whole is not None and scale == 1.0:
-                tape.collect_recorded(whole, sink)
-            else:
-                tape.collect(losses, sink, scale)
+            graph = self._verifier.summarize(tape, losses)
+            is_wanted = self._verifier.wants_passes(tape, graph)
+            with self._world.verifying(is_wanted=is_wanted):
+                self._refuse_kept_data(tape)
+                self._attributes.begin_backward()
+                whole = self._verifier.verify(tape, losses, graph)
+                if (name := self._find_asked()) is not None:
+                    raise raw_data_refusal(name)
+                self.picks_rows = tape.selects_rows or tape.has_owned_rows()
+                self._provenance.watch.begin()  # verification writes buffers, and puts them back
+                if whole is not None and self._verifier.is_decisive:
+                    self.on_verified(tape.batch)
+                if whole is not None and scale == 1.0:
+                    tape.collect_recorded(whole, sink)
+                else:
+                    tape.collect(losses, sink, scale)
+            self._world.rest()
             self._refuse_written_buffers()
-            refuse_escaped_gradients(trained)
+            refuse_escaped_gradients(self.parameters.trainable())
         except BaseException:
             for parameter in self.parameters.trainable().values():
                 parameter.grad = None

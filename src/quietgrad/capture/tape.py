@@ -159,6 +159,8 @@ class Tape:
         if name not in self._entries:
             with torch.enable_grad():
                 values = real_parts(parameter.detach())
+                if self.provenance.at_rest(parameter) is not parameter:
+                    values = values.clone()  # what is gathered is freed before gradients are summed
                 self._entries[name] = _apply(_Entry, values, self.token, self, name)
         return self._entries[name]
 

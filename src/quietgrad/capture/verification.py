@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -157,7 +157,24 @@ class Verifier:
         """Whether some micro-batch was verified."""
         return bool(self._known or self._earlier)
 
-    def verify(self, tape: Tape, losses: Tensor) -> list[Arrival] | None:
+    def summarize(self, tape: Tape, losses: Tensor) -> Graph:
+        """What the graph behind the losses consists of; the tape and its calls are told."""
+        graph = summarize_graph(losses, tape, self._describe)
+        tape.selects_rows = graph.selects_rows
+        for call in tape.calls:
+            call.orders_rows = graph.orders_rows
+        return graph
+
+    def wants_passes(self, tape: Tape, graph: Graph) -> bool:
+        """Whether :meth:`verify` may run the model, or a backward pass, besides the one needed."""
+        is_open = graph.selects_rows or tape.has_owned_rows() or tape.is_unsettled()
+        is_new = self._thorough and (tape.verify or self._kind(tape, graph) not in self._known)
+        return tape.verify or (tape.batch > 1 and (is_open or is_new))
+
+    def _kind(self, tape: Tape, graph: Graph) -> Hashable:
+        return frozenset(tape.functions), graph.links
+
+    def verify(self, tape: Tape, losses: Tensor, graph: Graph) -> list[Arrival] | None:
         """Refuse losses that mix samples.
 
         It is when asked for, when the forward called functions or the graph has links that were not
@@ -168,10 +185,6 @@ class Verifier:
         Returns:
             The gradients of all losses, if independence was verified of them; None if not.
         """
-        graph = summarize_graph(losses, tape, self._describe)
-        tape.selects_rows = graph.selects_rows
-        for call in tape.calls:
-            call.orders_rows = graph.orders_rows
         try:
             return self._verify(tape, losses, graph)
         except SampleMixingError as error:
@@ -182,7 +195,7 @@ class Verifier:
             self._constants.note(tape.calls)
 
     def _verify(self, tape: Tape, losses: Tensor, graph: Graph) -> list[Arrival] | None:
-        kind = (frozenset(tape.functions), graph.links)
+        kind = self._kind(tape, graph)
         if not self._thorough:
             _settle_layouts(tape, losses)
             return None

@@ -30,7 +30,6 @@ def list_facts(
         "the version of torch": torch.__version__,
         "the model's parameters": described,
         **{f"the setting {name}": _plain(value) for name, value in settings.items()},
-        "the weights": digest_tensors(model.state_dict()),
         "the data": _digest_data(dataset),
     }
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from quietgrad.distributed.facts import digest_tensors
+from quietgrad.distributed.sharding import is_sharded
 from quietgrad.errors import DistributedTrainingError, RankError
+from quietgrad.reduction import Sums
 
 T = TypeVar("T")
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -32,10 +35,13 @@ class World:
     Attributes:
         rank: the number of this process.
         size: the number of all.
+        has_collectives: whether the model itself asks other ranks while it runs, so that all must
+            run the same passes.
     """
 
     rank = 0
     size = 1
+    has_collectives = False
 
     @property
     def is_leader(self) -> bool:
@@ -69,12 +75,63 @@ class World:
         """A few numbers, added up over all ranks."""
         return counts
 
-    def noisy(self, totals: Sequence[Tensor], add_noise: AddNoise) -> list[Tensor]:
-        """The sums over all ranks, with noise, the same on every rank. The totals are used up."""
+    # -- passes of the model -------------------------------------------------------------------
+
+    def most(self, drawn: int) -> int:
+        """How many samples of a step there must be passes for, on every rank."""
+        return 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """In here a micro-batch is back-propagated and added up."""
+        yield
+
+    @contextmanager
+    def verifying(self, *, is_wanted: bool) -> Iterator[None]:
+        """In here passes may be repeated, if this rank wants to or not."""
+        yield
+
+    def confirm(self) -> None:
+        """This rank has back-propagated, and its sums are about to be added up."""
+
+    def rest(self) -> None:
+        """Between passes: parameters are to be those that the optimizer holds."""
+
+    def at_rest(self, parameter: Tensor) -> Tensor:
+        """A parameter as the optimizer holds it."""
+        return parameter
+
+    # -- sums ----------------------------------------------------------------------------------
+
+    def new_sums(self, trained: Mapping[str, nn.Parameter]) -> Sums:
+        """To which the clipped sums of this rank's samples are added."""
+        return Sums()
+
+    def add_parts(self, numbers: Sequence[float]) -> list[float]:
+        """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.
+
+        Here a rank has them whole.
+        """
+        return list(numbers)
+
+    def noisy(
+        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """What this rank holds of the sums over all ranks, with noise. The totals are used up.
+
+        Args:
+            totals: the sums, or this rank's parts of them.
+            add_noise: is called once.
+            trained: the parameters that they belong to.
+        """
         return add_noise(totals)
 
+    def digest_weights(self, model: nn.Module) -> dict[str, object]:
+        """What must be the same on all ranks that have an entry of this name."""
+        return {"the weights": digest_tensors(model.state_dict())}
 
-_HALF = (torch.float16, torch.bfloat16)
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 class _Answer(NamedTuple):
@@ -98,6 +155,11 @@ class Replicas(World):
 
     def __init__(self, *, is_seeded: bool = False) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # The ranks that hold the same part of the weights, here all; None for this rank alone.
+        self._owners: Any = dist.distributed_c10d._get_default_group()
+        self._copies = self.size
+        # Of the draw; ranks that compute the same samples have the same number.
+        self.data_rank, self.data_size = self.rank, self.size
         self._is_seeded = is_seeded
         c10d: Any = dist.distributed_c10d
         self._store = c10d.PrefixStore(f"quietgrad/{next(_engines)}", c10d._get_default_store())
@@ -110,12 +172,15 @@ class Replicas(World):
         with self.agreeing():
             facts = dict(list_facts())
         answers = self._exchange(facts)
-        for name in facts:
-            for rank, other in enumerate(answers):
-                if other.get(name) != answers[0].get(name):
+        for name in dict.fromkeys(name for each in answers for name in each):
+            (first, expected), *others = (
+                (rank, each[name]) for rank, each in enumerate(answers) if name in each
+            )
+            for rank, found in others:
+                if found != expected:
                     raise DistributedTrainingError(
-                        f"ranks differ in {name}: rank 0 has {_short(answers[0].get(name))}, rank "
-                        f"{rank} has {_short(other.get(name))}",
+                        f"ranks differ in {name}: rank {first} has {_short(expected)}, rank "
+                        f"{rank} has {_short(found)}",
                         "Every rank must build the same model, with the same weights "
                         "(torch.manual_seed before building it, or one checkpoint), on the same "
                         "data, with the same arguments.",
@@ -138,7 +203,7 @@ class Replicas(World):
 
     def part(self, indices: list[int]) -> list[int]:
         """Every so many-th: the numbers of samples differ by one at most."""
-        return indices[self.rank :: self.size]
+        return indices[self.data_rank :: self.data_size]
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -155,18 +220,22 @@ class Replicas(World):
     def add_up(self, counts: Tensor) -> Tensor:
         """By an all-reduce."""
         total = counts.clone()
-        with _explained():
+        with explained(self._find_failures):
             dist.all_reduce(total)
         return total
 
-    def noisy(self, totals: Sequence[Tensor], add_noise: AddNoise) -> list[Tensor]:
+    def noisy(
+        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """By type and device, all sums one after the other, of which each rank owns a part.
 
         With a seed the leader adds the noise that one process would, and the others get the result.
         """
         # Where no sample of a rank used a parameter, its zeros are in the parameter's own type.
-        totals = [total.float() if total.dtype in _HALF else total for total in totals]
-        with _explained():
+        totals = [total.float() if total.dtype in HALF else total for total in totals]
+        if self._owners is None:
+            return add_noise(totals)
+        with explained(self._find_failures):
             if self._is_seeded:
                 return self._noisy_by_leader(totals, add_noise)
             kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -175,8 +244,8 @@ class Replicas(World):
             owned = [self._reduce([totals[i] for i in places]) for places in kinds.values()]
             found: dict[int, Tensor] = {}
             for places, part in zip(kinds.values(), add_noise(owned), strict=True):
-                whole = part.new_empty(self.size * part.numel())
-                dist.all_gather_single(whole, part.contiguous())
+                whole = part.new_empty(self._copies * part.numel())
+                dist.all_gather_single(whole, part.contiguous(), group=self._owners)
                 sizes = [totals[i].numel() for i in places]
                 parts = whole[: sum(sizes)].split(sizes)
                 found |= {i: p.view(totals[i].shape) for i, p in zip(places, parts, strict=True)}
@@ -185,9 +254,9 @@ class Replicas(World):
     def _reduce(self, totals: Sequence[Tensor]) -> Tensor:
         """This rank's part of the sums over all ranks."""
         flat = torch.cat([total.reshape(-1) for total in totals])
-        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % self.size))
-        own = flat.new_empty(flat.numel() // self.size)
-        dist.reduce_scatter_single(own, flat)
+        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % self._copies))
+        own = flat.new_empty(flat.numel() // self._copies)
+        dist.reduce_scatter_single(own, flat, group=self._owners)
         return own
 
     def _noisy_by_leader(self, totals: Sequence[Tensor], add_noise: AddNoise) -> list[Tensor]:
@@ -231,6 +300,17 @@ class Replicas(World):
                 )
         return [answer.value for answer in answers]
 
+    def _find_failures(self) -> str | None:
+        """What other ranks said of why they stopped, as far as they did."""
+        for rank in range(self.size):
+            with suppress(RuntimeError):
+                key = f"{self._turn}/{rank}"
+                if rank != self.rank and self._store.check([key]):
+                    failure = _Answer(*json.loads(self._store.get(key))).failure
+                    if failure is not None:
+                        return f"rank {rank} stopped: {failure}"
+        return None
+
     def _say(self, value: Any, failure: str | None) -> None:
         try:
             self._store.set(f"{self._turn}/{self.rank}", json.dumps((value, failure)))
@@ -261,14 +341,24 @@ def _timeout() -> timedelta:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Errors of collectives, in terms of ranks."""
+def explained(find_failures: Callable[[], str | None]) -> Iterator[None]:
+    """Errors of collectives, in terms of ranks; they may have said why they stopped."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, RankError):
+        if isinstance(error, RankError) or not _is_of_group(error):
             raise
-        raise RankError(f"a rank ended while sums were exchanged ({error})") from error
+        found = find_failures() or f"a rank ended while sums were exchanged ({error})"
+        raise RankError(f"{found} Nothing was released since the last step.") from error
+
+
+def _is_of_group(error: RuntimeError) -> bool:
+    """Whether a collective failed, and not something else."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in _GROUP_WORDS)
+
+
+_GROUP_WORDS = ("gloo", "connection", "nccl", "timed out", "timeout", "peer", "process group")
 
 
 def _describe(error: BaseException) -> str:
@@ -280,9 +370,16 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def find_world(*, is_seeded: bool = False) -> World:
-    """The process group of this process, or this process alone."""
+def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
+    """The process group of this process, or this process alone.
+
+    How ranks share the work follows from the model: where it is sharded, each holds a part.
+    """
     if dist.is_available() and dist.is_initialized():
+        if is_sharded(model):
+            from quietgrad.distributed.shards import Shards
+
+            return Shards(model, is_seeded=is_seeded)
         return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
         raise DistributedTrainingError(

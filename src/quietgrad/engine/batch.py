@@ -24,6 +24,7 @@ from quietgrad.errors import (
     UnsupportedOperationError,
 )
 from quietgrad.reduction import ClippedReducer, Sums
+from quietgrad.sampling.loader import Idle
 
 if TYPE_CHECKING:
     from quietgrad.capture.session import Capture
@@ -86,6 +87,11 @@ class Progress:
                 "losses of a sample up and pass their sum."
             )
         return self._sizes[self._fetched - 1]
+
+    @property
+    def current(self) -> int:
+        """The place of the micro-batch that was handed out last."""
+        return self._fetched - 1
 
     def propagated(self) -> None:
         """The current micro-batch has been added to the sum."""
@@ -188,13 +194,19 @@ class BatchAccumulator:
 
     Args:
         limits: norms by group, if it is to be counted how many samples are within.
+        new_sums: to which the sums of a batch are added.
     """
 
-    def __init__(self, limits: Callable[[], Tensor | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        limits: Callable[[], Tensor | None] = lambda: None,
+        new_sums: Callable[[], Sums] = Sums,
+    ) -> None:
         self._limits = limits
         self._tally: Tensor | None = None
         self._progress = Progress()
         self._batch: LogicalBatch | None = None
+        self._new_sums = new_sums
         self._sums = Sums()
         self._process = os.getpid()
         self._is_adding = False
@@ -220,7 +232,9 @@ class BatchAccumulator:
     def begin(self, batch: LogicalBatch) -> None:
         """A batch begins; the one before must have ended."""
         self.require_none()
-        self._sums = Sums()  # not cleared: a backward() that is still running may add to the others
+        self._sums = (
+            self._new_sums()
+        )  # not cleared: a backward() that is still running may add to the others
         self._batch, self._process = batch, os.getpid()
         self._tally = self._added = None
         self._is_adding = self._is_spent = False
@@ -280,11 +294,16 @@ class BatchAccumulator:
                 "nothing of it was added. Call engine.discard_batch() and take another."
             )
         self._sums.is_torn = True
-        self._added = reduced
+        self._added = None if self.is_idle else reduced
         if reduced.doubt is None or self._limits() is not None:
             self.settle()
         self._progress.propagated()
         self._sums.is_torn = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the current micro-batch counts for nothing."""
+        return self._batch is not None and self._batch.are_idle[self._progress.current]
 
     @property
     def doubt(self) -> Tensor | None:
@@ -419,7 +438,7 @@ class BatchIterator:
     def _yield_micro_batches(self) -> Iterator[Any]:
         is_first = True
         for indices, content in self._accumulator.micro_batches(self._require_usable):
-            is_due = self._is_verification_due(len(indices))
+            is_due = not isinstance(indices, Idle) and self._is_verification_due(len(indices))
             # What goes around torch's count of writes (.data, numpy) may be put back before the
             # next verification or the step: weights are compared in other micro-batches, too,
             # where that does not mean to wait for a device.

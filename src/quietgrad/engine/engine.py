@@ -23,7 +23,7 @@ from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
 from quietgrad.capture.verification import Frequency, Schedule
 from quietgrad.clipping import Clipping
-from quietgrad.distributed.facts import digest_tensors, list_facts
+from quietgrad.distributed.facts import list_facts
 from quietgrad.distributed.world import find_world
 from quietgrad.engine.arguments import (
     attach_ledger_file,
@@ -50,6 +50,7 @@ from quietgrad.errors import (
     EngineStateError,
     QuietgradError,
 )
+from quietgrad.factors.base import Factor
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.grouping.styles import AUTO
 from quietgrad.grouping.styles import resolve as resolve_grouping
@@ -170,8 +171,8 @@ class PrivacyEngine:
         seed: int | None = None,
     ) -> None:
         model = original(model)
-        self._world = world = find_world(is_seeded=seed is not None)
-        refuse_distributed(model, ranks=world.size)
+        self._world = world = find_world(model, is_seeded=seed is not None)
+        refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
         check_optimizer(optimizer)
         schedule = Schedule(verification)
         check_functions(noise_schedule, collate_fn, diagnostics)
@@ -203,6 +204,7 @@ class PrivacyEngine:
             seed=seed,
             share=world.share,
             part=world.part,
+            most=world.most,
         )
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
         self._ledger = open_common_ledger(world, ledger, adjacency, draws.accounting)
@@ -263,8 +265,8 @@ class PrivacyEngine:
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
-        self._batch = BatchAccumulator(self._radii.limits)
-        self._capture = Capture(model, when=lambda: model.training, ranks=world.size)
+        self._batch = BatchAccumulator(self._radii.limits, lambda: world.new_sums(self._trained()))
+        self._capture = Capture(model, when=lambda: model.training, world=world)
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         self._iterator = BatchIterator(
@@ -287,7 +289,9 @@ class PrivacyEngine:
             with world.agreeing():
                 if world.is_leader:
                     attach_ledger_file(self._ledger, ledger)
-            world.require_same(lambda: list_facts(model, dataset, settings))
+            world.require_same(
+                lambda: list_facts(model, dataset, settings) | world.digest_weights(model)
+            )
         except QuietgradError:
             self.detach()
             raise
@@ -300,6 +304,7 @@ class PrivacyEngine:
         A batch may be empty: it has no micro-batches, and its step still adds noise.
         """
         self._require_usable()
+        self._world.rest()
         self._batch.require_none()
         self._budget.require_room(self.steps_taken)
         return self._iterator.epoch()
@@ -322,12 +327,18 @@ class PrivacyEngine:
                 sums, scale = self._batch.sums, self._capture.loss_scale
                 reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums, scale)
                 sink, keep = self._watch(reducer, size)
-                with self._violations.watched(), explain_memory_errors(size):
+                sink = _NoSink() if self._batch.is_idle else sink
+                with (
+                    self._violations.watched(),
+                    explain_memory_errors(size),
+                    self._world.together(),
+                ):
                     self._capture.begin_backward()
                     if self._momentum is not None:
                         self._momentum.backward(self._capture, losses, sink)
                     else:
                         self._capture.backward(losses() if callable(losses) else losses, sink)
+                    self._world.confirm()
                     reducer.finish(settled=False)
                 self._batch.add(reducer)
                 self._capture.rest()
@@ -349,6 +360,7 @@ class PrivacyEngine:
         """Drop the logical batch under way; nothing of it is released."""
         self._require_attached()
         self._capture.begin()
+        self._world.rest()
         self._update.clear()
         self._batch.drop()
 
@@ -356,6 +368,7 @@ class PrivacyEngine:
         """Leave the model and the optimizer exactly as they were before attaching."""
         if self._attached:
             self._capture.detach()
+            self._world.rest()
             self._update.detach()
             self._batch.end()
             self._attached = False
@@ -365,7 +378,7 @@ class PrivacyEngine:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new."""
         state = self.state_dict()
-        self._world.require_same(lambda: {"the weights": digest_tensors(self._model.state_dict())})
+        self._world.require_same(lambda: self._world.digest_weights(self._model))
         with self._world.agreeing():
             if self._world.is_leader:
                 replace_file(Path(path), lambda stream: torch.save(state, stream))
@@ -560,12 +573,17 @@ class PrivacyEngine:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
     def _release_batch(self, batch: LogicalBatch) -> None:
+        self._world.rest()
         with self._world.agreeing():
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
                 self._capture.check_trainable_set()
                 self._capture.require_unwritten()
                 self._update.require_same_parameters()
+                if not self._world.has_collectives:
+                    self._check_sums(batch.size)
+        if self._world.has_collectives:  # all ranks are here
+            with self._world.agreeing(), self._violations.watched():
                 self._check_sums(batch.size)
         # First the ledger, then the update: a crash in between overstates what was spent. If a disk
         # is slow, noise is made meanwhile, of copies: if it fails, the step can be taken again.
@@ -598,7 +616,9 @@ class PrivacyEngine:
     def _check_sums(self, samples: int) -> None:
         """Before anything is released: that nothing is open, and no sum longer than it can be."""
         doubt, groups = self._batch.doubt, self.groups
-        is_doubtful = check_sums(self._batch.sums, groups, self._clipping, samples, doubt=doubt)
+        is_doubtful = check_sums(
+            self._batch.sums, groups, self._clipping, samples, doubt=doubt, world=self._world
+        )
         self._batch.settle(is_doubtful)
         if is_doubtful:
             check_sums(self._batch.sums, groups, self._clipping, samples)
@@ -608,6 +628,13 @@ class PrivacyEngine:
         return self._update.noisy(
             sums, step=step, std=std, divisor=self._batch_size, keeps_sums=keeps_sums
         )
+
+
+class _NoSink:
+    """Takes what a micro-batch gives that counts for nothing."""
+
+    def parameter_done(self, name: str, factor: Factor) -> None:
+        """It is dropped."""
 
 
 def _do_nothing() -> None:

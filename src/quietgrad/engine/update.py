@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from quietgrad.capture import refusals
 from quietgrad.clipping import Clipping
+from quietgrad.distributed.sharding import like_shard, local_of
 from quietgrad.distributed.world import World
 from quietgrad.errors import BoundError, MemoryExhaustedError, StrayGradientError, TrainableSetError
 from quietgrad.factors.base import like_parameter, real_parts
@@ -53,6 +54,7 @@ def check_sums(
     samples: int,
     *,
     doubt: Tensor | None = None,
+    world: World | None = None,
 ) -> bool:
     """Refuse sums that so many clipped gradients cannot have, or that are not finite.
 
@@ -63,6 +65,7 @@ def check_sums(
         samples: how many were added.
         doubt: whether they are to be computed again, which is read with their norms. Then nothing
             is refused.
+        world: whose ranks may hold other parts of the sums.
 
     Returns:
         What was read of the doubt.
@@ -71,15 +74,17 @@ def check_sums(
     is_doubtful, norms = _read([total for totals in present for total in totals], doubt)
     if is_doubtful:
         return True
-    for group, totals in zip(groups, present, strict=True):
+    squares = [sum(next(norms) ** 2 for _ in totals) for totals in present]
+    *squares, samples = (world or World()).add_parts([*squares, samples])
+    for group, totals, square in zip(groups, present, squares, strict=True):
         rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
-        norm = sum(next(norms) ** 2 for _ in totals) ** 0.5
+        norm = square**0.5
         bound = samples * clipping.bound(group.radius)
         if not norm <= bound * (1 + rounding):  # also if it is no number
             raise BoundError(
                 f"the clipped sum of group '{group.name}' has a norm of {norm:.6g}, above the "
-                f"{bound:.6g} that {samples} samples can give it: the noise would not cover it. "
-                "Nothing was released."
+                f"{bound:.6g} that {samples:.0f} samples can give it: the noise would not cover "
+                "it. Nothing was released."
             )
     return False
 
@@ -221,10 +226,10 @@ class Radii:
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """In the type and the layout of the parameter: fused optimizers rely on them."""
-    gradient = like_parameter(parameter, gradient)
-    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    gradient, local = like_parameter(parameter, gradient), local_of(parameter.detach())
+    if gradient.dtype != local.dtype or gradient.stride() != local.stride():
+        gradient = torch.empty_like(local, requires_grad=False).copy_(gradient)
+    return like_shard(parameter, gradient)
 
 
 # Entries on the host: with fewer there is nothing to gain, and copies of more take room and time.
@@ -288,10 +293,14 @@ class NoisyUpdate:
         self._noise.begin_step(step)
         trained = self._parameters
         totals = [
-            sums[n] if n in sums else torch.zeros_like(real_parts(p.detach()))
+            sums[n] if n in sums else torch.zeros_like(real_parts(local_of(p.detach())))
             for n, p in trained.items()
         ]
-        return self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))
+
+        def add_noise(parts: Sequence[Tensor]) -> list[Tensor]:
+            return self._noise.add(parts, std, divisor)
+
+        return self._world.noisy(totals, add_noise, list(trained.values()))
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Run the optimizer with what `noisy` gave."""

@@ -17,6 +17,10 @@ from quietgrad.sampling.custom import check_indices
 from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, population, worker_seed
 
 
+class Idle(list[int]):
+    """A micro-batch that counts for nothing: others have one, and a rank must run as many."""
+
+
 class LogicalBatch:
     """The samples of one step. Iterating it, once, yields its collated micro-batches in order.
 
@@ -27,6 +31,7 @@ class LogicalBatch:
         pass_number: the pass over the data that the batch belongs to, from 0.
         step: its position in that pass, from 0.
         indices: of the samples in each micro-batch; as private as they are.
+        are_idle: of each micro-batch, whether it counts for nothing.
     """
 
     def __init__(
@@ -39,7 +44,8 @@ class LogicalBatch:
     ) -> None:
         self.indices = indices
         self.micro_sizes = [len(each) for each in indices]
-        self.size = sum(self.micro_sizes)
+        self.are_idle = [isinstance(each, Idle) for each in indices]
+        self.size = sum(len(each) for each in indices if not isinstance(each, Idle))
         self.pass_number = pass_number
         self.step = step
         self._micro_batches = micro_batches
@@ -309,6 +315,7 @@ class BatchLoader:
         share: gives the key of a pass that all processes draw with, for the one that this process
             would take.
         part: of the samples of a step, those that this process loads.
+        most: of so many samples of a step, as many as there must be micro-batches for.
 
     Attributes:
         draws: as passed.
@@ -335,8 +342,9 @@ class BatchLoader:
         lengths: Sequence[int] | Tensor | None = None,
         share: Callable[[int], int] = int,
         part: Callable[[list[int]], list[int]] = list,
+        most: Callable[[int], int] = lambda drawn: 0,
     ) -> None:
-        self._share, self._part = share, part
+        self._share, self._part, self._most = share, part, most
         _require_same_population(population(dataset), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
@@ -447,8 +455,10 @@ class BatchLoader:
         size = self.physical_batch_size or self.draws.population
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
+        count = -(-self._most(len(indices)) // size)
         indices = self._part(indices)
-        return [indices[start : start + size] for start in range(0, len(indices), size)]
+        parts = [indices[start : start + size] for start in range(0, len(indices), size)]
+        return parts + [Idle([0])] * (count - len(parts))
 
     def _data_loader(self, ahead: Lookahead, start: Position) -> DataLoader[Any]:
         # Without a generator of its own, DataLoader takes its workers' seed from the global one.

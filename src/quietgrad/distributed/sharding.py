@@ -1,0 +1,187 @@
+"""Weights that ``fully_shard`` (FSDP2) has spread over ranks: where they are, and in which form.
+
+A sharded weight is one of two parameters at any time: its shard, which the optimizer holds, or the
+whole one, which is gathered when a module runs and freed afterwards. Both go by one name, and
+whether a model is at rest or not is no change of its weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quietgrad.errors import DistributedTrainingError
+
+
+def is_distributed_tensor(tensor: object) -> bool:
+    """Whether it is a DTensor; asked without importing them, which takes seconds."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    local: Tensor = tensor._local_tensor if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
+    return local
+
+
+def like_shard(parameter: Tensor, local: Tensor) -> Tensor:
+    """This rank's part of a tensor that is spread like a parameter."""
+    if not is_distributed_tensor(parameter):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    spread: Any = parameter
+    return DTensor.from_local(
+        local,
+        spread.device_mesh,
+        spread.placements,
+        run_check=False,
+        shape=spread.shape,
+        stride=spread.stride(),
+    )
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether it was given to ``fully_shard`` by itself."""
+    place = sys.modules.get("torch.distributed.fsdp")
+    return place is not None and isinstance(module, place.FSDPModule)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some of its modules were given to ``fully_shard``."""
+    return any(map(is_fully_sharded, model.modules()))
+
+
+class ShardedModel:
+    """The fully sharded modules of a model, and their weights in both forms.
+
+    Args:
+        model: every parameter of it must be sharded, on one mesh of all ranks.
+
+    Attributes:
+        shards: the parameters as the optimizer holds them, by name.
+        mesh: of ranks.
+        shard_dim: the dimension of the mesh along which weights are cut.
+        copy_dim: the one along which shards are copied (HSDP); None without one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        from torch.distributed.tensor import Replicate, Shard
+
+        self._model = model
+        self._modules: list[Any] = [*filter(is_fully_sharded, model.modules())]
+        self.rest()
+        self.shards: dict[str, Any] = dict(model.named_parameters())
+        self._whole: dict[int, Tensor] = {}
+        for name, parameter in self.shards.items():
+            if not is_distributed_tensor(parameter):
+                raise _unfit(
+                    f"parameter '{name}' is whole, and others are sharded",
+                    "Call fully_shard on the outermost module, too, without ignored_params",
+                )
+        first = next(iter(self.shards.values()))
+        self.mesh = first.device_mesh
+        for name, parameter in self.shards.items():
+            kinds = [type(each) for each in parameter.placements]
+            if parameter.device_mesh != self.mesh:
+                raise _unfit(f"parameter '{name}' is on another mesh than others", "Use one mesh")
+            if kinds not in ([Shard], [Replicate, Shard]):
+                raise _unfit(
+                    f"parameter '{name}' is placed as {parameter.placements}",
+                    "Shard over one dimension of a mesh, or give fully_shard a mesh of two "
+                    "(replicate, shard)",
+                )
+        self.shard_dim = self.mesh.ndim - 1
+        self.copy_dim = 0 if self.mesh.ndim == 2 else None
+
+    @property
+    def _groups(self) -> Iterator[Any]:
+        """What torch keeps about the weights that are gathered together."""
+        for module in self._modules:
+            state = module._get_fsdp_state()
+            several = getattr(state, "_fsdp_param_groups", None)
+            yield from several if several is not None else filter(None, [state._fsdp_param_group])
+
+    def at_rest(self, parameter: Tensor) -> Tensor:
+        """The shard of a weight that is gathered just now; any other tensor as it is."""
+        if is_distributed_tensor(parameter):
+            return parameter
+        known = self._whole.get(id(parameter))
+        if known is None:
+            self._whole = {
+                id(each._unsharded_param): each.sharded_param
+                for group in self._groups
+                for each in group.fsdp_params
+                if hasattr(each, "_unsharded_param")
+            }
+            known = self._whole.get(id(parameter))
+        return parameter if known is None else known
+
+    def rest(self) -> None:
+        """Free what is gathered, and forget passes that did not come to their end."""
+        for module in self._modules:
+            module.reshard()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights are whole on all ranks: no pass of the model asks other ranks for anything.
+
+        All ranks must enter it together.
+        """
+        for module in self._modules:
+            module.unshard()
+        groups = list(self._groups)
+        for group in groups:
+            group.reshard = _stay
+        try:
+            yield
+        finally:
+            for group in groups:
+                del group.reshard
+            self._forget_passes()
+            self.rest()
+
+    def _forget_passes(self) -> None:
+        """What torch noted of passes that only some ranks ran, or that were cut short."""
+        for module in self._modules:
+            state = module._get_fsdp_state()
+            state._comm_ctx.post_forward_order.clear()
+            state._training_state = type(state._training_state).IDLE
+            state._state_ctx.iter_forward_root = None
+            state._state_ctx.post_backward_final_callback_queued = False
+            getattr(state, "_modules_to_run_forward", set()).clear()
+        for group in self._groups:
+            group._post_forward_indices.clear()
+            group._training_state = type(group._training_state).IDLE
+
+
+def _stay() -> None:
+    """In place of what would free gathered weights."""
+
+
+def _unfit(what: str, advice: str) -> DistributedTrainingError:
+    return DistributedTrainingError(what, f"{advice} (docs/distributed.md).")
+
+
+def cut(whole: Tensor, dim: int, size: int, rank: int) -> Tensor:
+    """The part of a tensor that a rank of so many holds, as torch cuts it."""
+    parts = whole.chunk(size, dim) if whole.shape[dim] else (whole,)
+    if rank < len(parts):
+        return parts[rank]
+    return whole.narrow(dim, 0, 0)
+
+
+def in_equal_parts(whole: Tensor, dim: int, size: int) -> Tensor:
+    """The parts of all ranks one after the other, flat, each as long as the longest."""
+    first = whole.movedim(dim, 0)
+    rows = -(-first.shape[0] // size)
+    missing = rows * size - first.shape[0]
+    if missing:
+        first = torch.cat([first, first.new_zeros(missing, *first.shape[1:])])
+    return first.reshape(-1)

@@ -93,8 +93,9 @@ def _spread(kind: type) -> str | None:
     return None
 
 
-def refuse_unusable(model: nn.Module, world: World) -> None:
+def refuse_unusable(model: nn.Module, world: World | None = None) -> None:
     """Models whose operations cannot be seen, and parameters that cannot be clipped."""
+    world = world or World()
     refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -122,7 +123,7 @@ def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def refuse_foreign_gradients(trained: Mapping[str, nn.Parameter]) -> None:
+def refuse_foreign_gradients(trained: Mapping[str, Tensor]) -> None:
     """Gradients that are there before a backward pass of ours."""
     for name, parameter in trained.items():
         if parameter.grad is not None:

@@ -203,14 +203,15 @@ class ShardedSums(Sums):
 
     def begin_last(self, names: Sequence[str]) -> None:
         """Nothing but the sums of these is to come."""
-        self._left, self._coming = list(reversed(self._parameters)), set(names)
+        self._left, self._coming = list(self._parameters)[::-1], set(names)
         self._go_on()
 
     def finish(self) -> None:
         """The micro-batch is over."""
         if self._left is None:
             self.begin_last(())
-        assert not self._left and not self._wholes
+        assert not self._left
+        assert not self._wholes
         self._left = None
 
     def _go_on(self) -> None:

@@ -74,16 +74,16 @@ def check_sums(
     is_doubtful, norms = _read([total for totals in present for total in totals], doubt)
     if is_doubtful:
         return True
-    squares = [sum(next(norms) ** 2 for _ in totals) for totals in present]
-    *squares, samples = (world or World()).add_parts([*squares, samples])
+    squares: list[float] = [sum(next(norms) ** 2 for _ in totals) for totals in present]
+    *squares, count = (world or World()).add_parts([*squares, samples])
     for group, totals, square in zip(groups, present, squares, strict=True):
         rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
         norm = square**0.5
-        bound = samples * clipping.bound(group.radius)
+        bound = count * clipping.bound(group.radius)
         if not norm <= bound * (1 + rounding):  # also if it is no number
             raise BoundError(
                 f"the clipped sum of group '{group.name}' has a norm of {norm:.6g}, above the "
-                f"{bound:.6g} that {samples:.0f} samples can give it: the noise would not cover "
+                f"{bound:.6g} that {count:.0f} samples can give it: the noise would not cover "
                 "it. Nothing was released."
             )
     return False

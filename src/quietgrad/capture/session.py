@@ -340,6 +340,7 @@ class Capture:
         """A module's forward ended, or failed: then there is no output."""
         if output is None:
             note_if_exhausted(sys.exception(), self._tape.batch)
+            self._world.explain(sys.exception())
         if self._is_paused:
             return
         frames = self._mode.frames

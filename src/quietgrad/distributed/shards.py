@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
 from quietgrad.distributed.sharding import ShardedModel, cut, in_equal_parts, local_of
-from quietgrad.distributed.world import HALF, AddNoise, Replicas, explained
+from quietgrad.distributed.world import HALF, AddNoise, Replicas, explained, is_of_group
 from quietgrad.errors import DistributedTrainingError, RankError
 from quietgrad.reduction import Sums
 
@@ -74,8 +74,8 @@ class Shards(Replicas):
             with explained(self._find_failures):
                 yield
         except BaseException as error:
-            if self._failure is None:
-                self.note_failure(error)
+            self.note_failure(error)
+            if not isinstance(error, RankError):  # others know, or cannot be told any more
                 self._vote(_FAILED, is_last=True)
             raise
 
@@ -87,6 +87,11 @@ class Shards(Replicas):
                 yield
         else:
             yield
+
+    def explain(self, error: BaseException | None) -> None:
+        """Say in an error of torch, which nobody but the user catches, why others stopped."""
+        if isinstance(error, RuntimeError) and is_of_group(error):
+            error.add_note(self._find_failures() or "another rank ended, or hangs")
 
     def confirm(self) -> None:
         """All ranks have back-propagated, and none has refused."""

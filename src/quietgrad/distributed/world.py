@@ -91,6 +91,9 @@ class World:
         """In here passes may be repeated, if this rank wants to or not."""
         yield
 
+    def explain(self, error: BaseException | None) -> None:
+        """A forward has failed, perhaps because other ranks stopped."""
+
     def confirm(self) -> None:
         """This rank has back-propagated, and its sums are about to be added up."""
 
@@ -346,13 +349,13 @@ def explained(find_failures: Callable[[], str | None]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, RankError) or not _is_of_group(error):
+        if isinstance(error, RankError) or not is_of_group(error):
             raise
         found = find_failures() or f"a rank ended while sums were exchanged ({error})"
         raise RankError(f"{found} Nothing was released since the last step.") from error
 
 
-def _is_of_group(error: RuntimeError) -> bool:
+def is_of_group(error: RuntimeError) -> bool:
     """Whether a collective failed, and not something else."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in _GROUP_WORDS)

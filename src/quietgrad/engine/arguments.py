@@ -205,8 +205,14 @@ def open_common_ledger(
     return own
 
 
-def check_world(world: World, diagnostics: object) -> None:
-    """Refuse what works in one process only."""
+def check_world(world: World, diagnostics: object, momentum: object) -> None:
+    """Refuse what works in one process only, or with whole weights on every rank."""
+    if world.has_collectives and momentum is not None:
+        raise DistributedTrainingError(
+            "momentum=InnerOuter is given, and the model is sharded",
+            "Train without it, or with whole copies of the model on every rank.",
+            "past weights would have to be gathered like the present ones",
+        )
     if world.size > 1 and diagnostics is not None:
         raise DistributedTrainingError(
             f"diagnostics= is given in a process group of {world.size} ranks",

@@ -176,7 +176,7 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         schedule = Schedule(verification)
         check_functions(noise_schedule, collate_fn, diagnostics)
-        check_world(world, diagnostics)
+        check_world(world, diagnostics, momentum)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = check_delta(delta, self._population)

@@ -1,0 +1,129 @@
+"""Ranks with sharded weights (FSDP2, HSDP) train as one process does."""
+
+import math
+
+import pytest
+import torch
+
+from . import sharded_jobs
+from .ranks import run
+
+CASES = {
+    "all-layer": {},
+    "layer-wise, clipped": {"grouping": "layer-wise", "clipping": "abadi", "radius": 0.5},
+    "two groups": {"grouping": "uniform:2"},
+    "a sample that is not finite": {"broken": True, "batch_size": 32},
+    "mostly empty ranks": {"batch_size": 1, "steps": 8},
+    "an adaptive radius": {"adaptive": True},
+    "weights that stay gathered": {"reshard": False},
+    "evaluation in between": {"evaluate": True},
+    "whole batches": {"physical_batch_size": None},
+    "shuffled": {"sampling": "shuffled", "adjacency": "replace-one"},
+}
+DIFFERENT = {
+    "parts": "is whole, and others are sharded",
+    "copies": "ranks differ in part 0 of the weights",
+    "inner": "momentum=InnerOuter is given, and the model is sharded",
+    "diagnostics": "diagnostics= is given in a process group of 2 ranks",
+    "settings": "ranks differ in the setting clipping",
+}
+REFUSED = {
+    "samples": "SampleMixingError",
+    "trainable set": "TrainableSetError",
+    "losses": "LossError",
+}
+GROUPINGS, CLIPPINGS = ["all-layer", "layer-wise"], ["auto-s", "abadi"]
+JOBS = {
+    **{f"same: {name}": ("sharded_as_one", options) for name, options in CASES.items()},
+    **{f"differ: {name}": ("sharded_differ", {"what": name}) for name in DIFFERENT},
+    "secure noise": ("sharded_noise", {"noise": "secure"}),
+    "fast noise": ("sharded_noise", {"noise": "fast"}),
+    "seeded noise": ("sharded_noise", {"seeded": True}),
+    "copied noise": ("sharded_noise", {"copies": 2}),
+    **{
+        f"moved: {grouping}, {clipping}": (
+            "sharded_sensitivity",
+            {"grouping": grouping, "clipping": clipping},
+        )
+        for grouping in GROUPINGS
+        for clipping in CLIPPINGS
+    },
+    **{f"refused: {where}": ("sharded_refusal", {"where": where}) for where in REFUSED},
+}
+
+
+def results(ranks):
+    return dict(zip(JOBS, run([*JOBS.values()], ranks), strict=True))
+
+
+@pytest.fixture(scope="module")
+def two():
+    """What two ranks made of all jobs: to start processes takes longer than the jobs."""
+    return results(2)
+
+
+def assert_same_as_one(several, options):
+    alone = sharded_jobs.sharded_as_one(**options)
+    for each in several:
+        assert "error" not in each, each["message"]
+        assert each["weights"] == pytest.approx(alone["weights"], rel=1e-9, abs=1e-12)
+        assert each["radii"] == pytest.approx(alone["radii"], rel=1e-12)
+        assert (each["epsilon"], each["steps"]) == (alone["epsilon"], alone["steps"])
+    assert sum(each["nonfinite"] for each in several) == alone["nonfinite"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_as_one_process(two, name):
+    assert_same_as_one(two[f"same: {name}"], CASES[name])
+
+
+def assert_noise_once(one, other):
+    """Of each entry, from whoever owns it, and the same on all ranks that gather it."""
+    one, other = torch.tensor(one["noise"]), torch.tensor(other["noise"])
+    assert torch.equal(one, other)
+    count = one.shape[1]
+    for step in one:
+        assert step.ne(0).float().mean() > 0.99  # a grid has a zero
+        assert float(step.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * count))
+        halves = step[: 2 * (count // 2)].view(2, -1)
+        assert abs(float(torch.corrcoef(halves)[0, 1])) < 5 / math.sqrt(count / 2)
+    assert abs(float(torch.corrcoef(one)[0, 1])) < 5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize("source", ["secure noise", "fast noise", "copied noise"])
+def test_every_entry_gets_noise_once(two, source):
+    assert_noise_once(*two[source])
+
+
+def test_copies_are_equal_to_the_last_bit(two):
+    one, other = two["copied noise"]
+    assert one["local"] == other["local"]
+
+
+def test_seeded_noise_is_that_of_one_process(two):
+    alone = sharded_jobs.sharded_noise(seeded=True)
+    for each in two["seeded noise"]:
+        assert each["noise"] == alone["noise"]
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_cannot_be_trained_is_refused(two, what):
+    for each in two[f"differ: {what}"]:
+        assert each["error"] == "DistributedTrainingError", each
+        assert DIFFERENT[what] in each["message"]
+
+
+@pytest.mark.parametrize("where", REFUSED)
+def test_a_refusal_on_one_rank_stops_all(two, where):
+    first, second = two[f"refused: {where}"]
+    assert second["error"] == REFUSED[where], second
+    assert first["error"] == "RankError", first
+    assert f"rank 1 stopped: {REFUSED[where]}" in first["message"]
+    assert first["steps"] == second["steps"] == 1
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clipping):
+    for moved in two[f"moved: {grouping}, {clipping}"]:
+        assert 0 < moved <= 1 + 1e-6

@@ -220,6 +220,58 @@ def sharded_differ(what):
     return jobs.attach(sharded(), clipping="psac" if other else "auto-s")
 
 
+def sharded_states(folder, first, then, source=None, target=None, copies=1):
+    """Goes on with a state of another number of ranks, in a folder or in a file."""
+    model = sharded(copies)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    engine = qg.PrivacyEngine(
+        model,
+        optimizer,
+        jobs.data(),
+        batch_size=16,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        seed=1,
+        physical_batch_size=3,
+    )
+    folder = Path(folder)
+    if first:
+        engine.load(folder / source)
+    jobs.train(model, engine, then)
+    engine.save(folder / target)
+    state = engine.state_dict()  # gathered
+    again = torch.cat([state["model"][n].flatten() for n, _ in model.named_parameters()])
+    return {
+        "weights": weights(model),
+        "gathered": again.tolist(),
+        "steps": engine.steps_taken,
+        "ledger": engine.ledger.steps,
+    }
+
+
+def sharded_with_torch(folder):
+    """What a user does with ``torch.distributed.checkpoint``, and a step that is refused."""
+    from torch.distributed.checkpoint import state_dict as states
+
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    engine = qg.PrivacyEngine(
+        model, optimizer, jobs.data(), batch_size=16, noise_multiplier=1.0, delta=1e-5
+    )
+    before = weights(model)
+    states.get_state_dict(model, optimizer)  # which takes a step of nothing
+    unchanged = weights(model) == before
+    jobs.train(model, engine, 1)
+    found = {"unchanged": unchanged, "moved": weights(model) != before}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        optimizer.step()
+    except qg.errors.StrayGradientError:
+        found["refused"] = True
+    return found
+
+
 def sharded_die(folder, where, victim=1, steps=6, restart=False):
     """A rank is killed in its fourth step; weights and ledger are on disk before and after."""
     folder = Path(folder)

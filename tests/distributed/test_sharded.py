@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from . import sharded_jobs
-from .ranks import run
+from .ranks import finish, run, start
 
 CASES = {
     "all-layer": {},
@@ -48,6 +48,7 @@ JOBS = {
         for grouping in GROUPINGS
         for clipping in CLIPPINGS
     },
+    "torch's own checkpoints": ("sharded_with_torch", {"folder": ""}),
     **{f"refused: {where}": ("sharded_refusal", {"where": where}) for where in REFUSED},
 }
 
@@ -127,3 +128,84 @@ def test_a_refusal_on_one_rank_stops_all(two, where):
 def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clipping):
     for moved in two[f"moved: {grouping}, {clipping}"]:
         assert 0 < moved <= 1 + 1e-6
+
+
+def test_torch_makes_room_for_a_state(two):
+    for each in two["torch's own checkpoints"]:
+        assert each == {"unchanged": True, "moved": True, "refused": True}
+
+
+def assert_states(tmp_path, ranks, copies):
+    """One process that goes through; and several ranks, one and several in turn."""
+    alone = {"folder": str(tmp_path), "first": 0, "then": 6, "target": "whole"}
+    whole = sharded_jobs.sharded_states(**alone)
+    first, second = ranks
+    options = {"folder": str(tmp_path), "first": 0, "then": 2, "target": "several"}
+    run([("sharded_states", options)], first)
+    options |= {"first": 2, "source": "several", "target": "one"}
+    sharded_jobs.sharded_states(**options)
+    options |= {"first": 4, "source": "one", "target": "last", "copies": copies}
+    (found,) = run([("sharded_states", options)], second)
+    for each in found:
+        assert each["weights"] == pytest.approx(whole["weights"], rel=1e-9, abs=1e-12)
+        assert each["weights"] == each["gathered"]
+        assert (each["steps"], each["ledger"]) == (6, 6)
+    assert len(list((tmp_path / "several").glob("parts-*"))) == 1
+
+
+def test_states_of_other_numbers_of_ranks(tmp_path):
+    assert_states(tmp_path, (2, 2), 1)
+
+
+@pytest.mark.slow
+def test_states_of_four_ranks(tmp_path):
+    assert_states(tmp_path, (2, 4), 2)
+
+
+PLACES = ["in the backward pass", "before the ledger", "before the noise", "after the noise"]
+
+
+def kill_and_resume(tmp_path, where, victim, ranks=2):
+    options = {"folder": str(tmp_path), "where": where, "victim": victim}
+    ended = finish(start([("sharded_die", options)], ranks, timeout=5))
+    assert ended[victim].code == -9
+    for rank, each in enumerate(ended):
+        if rank != victim:
+            assert each.result is not None, each.output
+            # Of torch, if it waits for weights in a forward.
+            assert each.result[0]["error"] in ("RankError", "RuntimeError"), each.output
+    (again,) = run([("sharded_die", options | {"restart": True})], ranks)
+    for each in again:
+        assert each["steps"] == 6
+        # Steps that were recorded before the kill, and not saved, count.
+        lost = {PLACES[0]: 0, PLACES[1]: int(victim > 0)}.get(where, 1)
+        assert each["recorded"] == 6 + lost
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    kill_and_resume(tmp_path, "before the noise", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("where", PLACES)
+def test_any_rank_killed_anywhere(tmp_path, where, victim):
+    kill_and_resume(tmp_path, where, victim)
+
+
+@pytest.mark.slow
+def test_four_ranks_with_two_copies_of_each_part():
+    cases = {name: options | {"copies": 2} for name, options in CASES.items()}
+    moved = ("sharded_sensitivity", {"grouping": "all-layer", "clipping": "abadi", "copies": 2})
+    noise = [("sharded_noise", {"copies": 2}), ("sharded_noise", {"copies": 2, "seeded": True})]
+    own = [("sharded_as_one", options) for options in cases.values()]
+    *found, norms, drawn, seeded = run([*own, moved, *noise], 4)
+    for options, each in zip(CASES.values(), found, strict=True):
+        assert_same_as_one(each, options)
+    assert all(0 < each <= 1 + 1e-6 for each in norms)
+    assert_noise_once(*drawn[:2])
+    assert_noise_once(*drawn[2:])
+    assert drawn[0]["local"] == drawn[2]["local"]
+    assert drawn[0]["local"] != drawn[1]["local"]
+    alone = sharded_jobs.sharded_noise(seeded=True)
+    assert all(each["noise"] == alone["noise"] for each in seeded)

@@ -177,6 +177,21 @@ def cut(whole: Tensor, dim: int, size: int, rank: int) -> Tensor:
     return whole.narrow(dim, 0, 0)
 
 
+def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of a tensor that is to be spread like a parameter."""
+    spread: Any = parameter
+    dim = spread.device_mesh.ndim - 1
+    size, rank = spread.device_mesh.size(dim), spread.device_mesh.get_local_rank(dim)
+    return cut(whole, spread.placements[dim].dim, size, rank).contiguous()
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """All of it, gathered from all ranks, which must call this together."""
+    spread: Any = tensor
+    whole: Tensor = spread.full_tensor() if is_distributed_tensor(tensor) else tensor
+    return whole
+
+
 def in_equal_parts(whole: Tensor, dim: int, size: int) -> Tensor:
     """The parts of all ranks one after the other, flat, each as long as the longest."""
     first = whole.movedim(dim, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from quietgrad._version import __version__
 from quietgrad.accounting.ledger import Ledger
+from quietgrad.distributed.sharding import is_distributed_tensor, whole_of
 from quietgrad.errors import EngineStateError, QuietgradError
 
 if TYPE_CHECKING:
@@ -150,9 +151,16 @@ def _explain_load_errors() -> Iterator[None]:
 
 
 def _copy_to_host(state: Any) -> Any:
-    """A copy on the CPU, which takes no room on a device and can be loaded where there is none."""
+    """A copy on the CPU, which takes no room on a device and can be loaded where there is none.
+
+    What is sharded is gathered.
+    """
     leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
-    moved = {id(leaf): leaf.detach().cpu() for leaf in leaves if leaf.device.type != "cpu"}
+    moved = {
+        id(leaf): whole_of(leaf.detach()).cpu()
+        for leaf in leaves
+        if leaf.device.type != "cpu" or is_distributed_tensor(leaf)
+    }
     return copy.deepcopy(state, moved)  # which takes these for copies that it made before
 
 
@@ -223,14 +231,18 @@ class TrainingState:
         self.steps_taken += 1
         return self.steps_taken - 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of everything, as plain data and tensors on the CPU."""
+    def state_dict(self, *, is_copied: bool = True) -> dict[str, Any]:
+        """A copy of everything, as plain data and tensors on the CPU.
+
+        If it is not copied, the tensors are the model's and the optimizer's own.
+        """
+        copied = _copy_to_host if is_copied else dict
         return _stamp(
             {
                 "settings": dict(self.settings),
                 # Copies: weights that go on changing would run ahead of the ledger beside them.
-                "model": _copy_to_host(self.model.state_dict()),
-                "optimizer": _copy_to_host(self.optimizer.state_dict()),
+                "model": copied(self.model.state_dict()),
+                "optimizer": copied(self.optimizer.state_dict()),
                 "position": self.loader.bookmark(self._last_batch),
                 "budget": self.budget.state_dict(),
                 "ledger": self.ledger.to_dict(),
@@ -242,8 +254,17 @@ class TrainingState:
             }
         )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; what the ledger holds beyond it stays counted."""
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        spread: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Go on where `state_dict` was taken; what the ledger holds beyond it stays counted.
+
+        Args:
+            state: as it was saved.
+            spread: makes of the weights in it this rank's part.
+        """
         _check_state(state, self.settings)
         self.generation += 1
         # First the ledger, then the weights: whatever fails below, nothing is left uncounted.
@@ -256,6 +277,7 @@ class TrainingState:
             self.budget.load_state_dict(
                 state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
             )
+            state = spread(state)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.radii.load(state["radii"])

@@ -44,6 +44,7 @@ from quietgrad.engine.arguments import (
 from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
 from quietgrad.engine.budget import Budget, NoiseSchedule
 from quietgrad.engine.checkpoint import TrainingState, read_state
+from quietgrad.engine.parts import read_parts, save_parts, spread
 from quietgrad.engine.update import NoisyUpdate, Radii, check_sums, explain_memory_errors
 from quietgrad.errors import (
     BudgetExhaustedError,
@@ -376,9 +377,16 @@ class PrivacyEngine:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new."""
-        state = self.state_dict()
+        """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new.
+
+        Where the model is sharded it is a folder, to which every rank writes what it holds.
+        """
+        self._require_savable()
+        state = self._state.state_dict(is_copied=not self._world.has_collectives)
         self._world.require_same(lambda: self._world.digest_weights(self._model))
+        if self._world.has_collectives:
+            save_parts(state, Path(path), self._world)
+            return
         with self._world.agreeing():
             if self._world.is_leader:
                 replace_file(Path(path), lambda stream: torch.save(state, stream))
@@ -388,7 +396,12 @@ class PrivacyEngine:
 
         The model may be on another device than it was: everything is moved to where it is now.
         """
-        self.load_state_dict(read_state(path))
+        self._world.rest()
+        place = Path(path)
+        if place.is_dir():
+            self.load_state_dict(read_parts(place, self._model, self._optimizer))
+        else:
+            self.load_state_dict(read_state(place))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
@@ -397,11 +410,7 @@ class PrivacyEngine:
         Unlike a module's ``state_dict`` it is a copy, on the CPU, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
         """
-        self._violations.check()
-        if self._batch.is_begun:
-            raise EngineStateError(
-                "a batch is under way: save between engine.step() and the next batch."
-            )
+        self._require_savable()
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -413,7 +422,10 @@ class PrivacyEngine:
         self._require_usable()
         if self._batch.is_begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
-        self._state.load_state_dict(state)
+        self._world.rest()
+        self._state.load_state_dict(
+            state, lambda state: spread(state, self._model, self._optimizer)
+        )
 
     # -- figures and settings; asking changes nothing -------------------------------------------
 
@@ -567,6 +579,14 @@ class PrivacyEngine:
         refuse_distributed(ranks=self._world.size)  # a process group may come later, or end
         self._require_attached()
         self._violations.check()
+
+    def _require_savable(self) -> None:
+        self._violations.check()
+        if self._batch.is_begun:
+            raise EngineStateError(
+                "a batch is under way: save between engine.step() and the next batch."
+            )
+        self._world.rest()
 
     def _require_attached(self) -> None:
         if not self._attached:

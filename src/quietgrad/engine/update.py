@@ -334,8 +334,17 @@ class NoisyUpdate:
     def _parameters(self) -> dict[str, nn.Parameter]:
         return self._capture.parameters.trainable()
 
+    def _is_idle(self) -> bool:
+        """Whether a step changes no weight: so torch makes room for a state to be loaded."""
+        groups = self._optimizer.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        has_rate = any(bool(group.get("lr", 1.0)) for group in groups)
+        if self._optimizer.state or has_rate or not gradients:
+            return False
+        return not any(bool(local_of(gradient).any()) for gradient in gradients)
+
     def _refuse_stray_step(self, *_: Any) -> None:
-        if not self._is_due:
+        if not self._is_due and not self._is_idle():
             raise StrayGradientError(
                 "optimizer.step() was called directly: it would apply a gradient without noise and "
                 "without a ledger entry. Call engine.step() instead. (A torch.amp.GradScaler calls "

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "clipping": {"_checks"},
     "grouping": {"_checks", "clipping"},
     "noise": {"_checks", "keystream"},
-    "distributed": {"_version", "errors", "reduction"},
+    "distributed": {"_version", "errors", "grouping", "reduction"},
     "accounting": {"_checks", "_version", "errors"},
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},

@@ -262,6 +262,11 @@ class ClippedReducer:
         return norms
 
     @without_autocast()
+    def reduce_ready(self) -> None:
+        """Clip at once what waits for others."""
+        self._reduce_ready(is_last=False)
+
+    @without_autocast()
     def finish(self, *, settled: bool = True) -> None:
         """Clip what is left, also the groups in which some parameter was not used at all.
 

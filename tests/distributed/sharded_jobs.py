@@ -6,6 +6,7 @@ Each job runs in one process, too, where the model stays whole: that is what it 
 import os
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
+from quietgrad.distributed import shards
+from quietgrad.distributed.shards import Shards
 from quietgrad.engine import update
 
 from . import jobs
@@ -130,6 +133,25 @@ def sharded_noise(noise="secure", seeded=False, steps=2, size=600, copies=1):
         before = after
     local = [p.to_local() if dist.is_initialized() else p for p in model.parameters()]
     return {"noise": found, "local": torch.cat([p.detach().flatten() for p in local]).tolist()}
+
+
+def sharded_room(grouping):
+    """Most entries of sums that were whole at a time, in micro-batches that are not verified."""
+    most = []
+    model, engine = jobs.attach(sharded(), grouping=grouping, verification="once", batch_size=32)
+    scatter = Shards.scatter
+
+    def look(self, parameters, wholes):
+        held = sum(whole.numel() for whole in engine._batch.sums._wholes.values())
+        most.append(held + sum(whole.numel() for whole in wholes))
+        return scatter(self, parameters, wholes)
+
+    jobs.train(model, engine, 1)
+    with patch.object(Shards, "scatter", look), patch.object(shards, "_TOGETHER", 1):
+        jobs.train(model, engine, 2)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    block = [parameter.numel() for parameter in model[2].parameters()]
+    return {"most": max(most), "largest": max(sizes), "block": sum(block), "all": sum(sizes)}
 
 
 def sharded_refusal(where):

@@ -49,6 +49,7 @@ JOBS = {
         for clipping in CLIPPINGS
     },
     "torch's own checkpoints": ("sharded_with_torch", {"folder": ""}),
+    **{f"room: {each}": ("sharded_room", {"grouping": each}) for each in GROUPINGS},
     **{f"refused: {where}": ("sharded_refusal", {"where": where}) for where in REFUSED},
 }
 
@@ -128,6 +129,17 @@ def test_a_refusal_on_one_rank_stops_all(two, where):
 def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clipping):
     for moved in two[f"moved: {grouping}, {clipping}"]:
         assert 0 < moved <= 1 + 1e-6
+
+
+def test_few_sums_are_whole_at_a_time(two):
+    """All-layer one parameter's; else those of a module, and of what is clipped outside of any.
+
+    Some small ones are made together.
+    """
+    for each in two["room: all-layer"]:
+        assert each["most"] < each["all"] / 2
+    for each in two["room: layer-wise"]:
+        assert each["most"] <= each["block"] + each["largest"]
 
 
 def test_torch_makes_room_for_a_state(two):

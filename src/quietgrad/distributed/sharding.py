@@ -8,8 +8,9 @@ whether a model is at rest or not is no change of its weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class ShardedModel:
     def __init__(self, model: nn.Module) -> None:
         from torch.distributed.tensor import Replicate, Shard
 
-        self._model = model
+        self._model, self._is_gathered = model, False
         self._modules: list[Any] = [*filter(is_fully_sharded, model.modules())]
         self.rest()
         self.shards: dict[str, Any] = dict(model.named_parameters())
@@ -128,6 +129,32 @@ class ShardedModel:
         for module in self._modules:
             module.reshard()
 
+    def list_groups(self) -> list[list[str]]:
+        """The names of the weights that are gathered together, by group."""
+        names = {id(parameter): name for name, parameter in self.shards.items()}
+        return [[names[id(p.sharded_param)] for p in g.fsdp_params] for g in self._groups]
+
+    @contextmanager
+    def watched(self, on_passed: Callable[[int], None]) -> Iterator[None]:
+        """Whenever gradients have passed a group of weights, its number is told.
+
+        Not where all weights are gathered: there each rank runs as many passes as it likes.
+        """
+
+        def after(end: Callable[..., None], number: int, *unused: Any) -> None:
+            end(*unused)
+            if not self._is_gathered:
+                on_passed(number)
+
+        groups = list(self._groups)
+        for number, group in enumerate(groups):
+            group.post_backward = partial(after, group.post_backward, number)
+        try:
+            yield
+        finally:
+            for group in groups:
+                del group.post_backward
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """All weights are whole on all ranks: no pass of the model asks other ranks for anything.
@@ -139,9 +166,11 @@ class ShardedModel:
         groups = list(self._groups)
         for group in groups:
             group.reshard = _stay
+        self._is_gathered = True
         try:
             yield
         finally:
+            self._is_gathered = False
             for group in groups:
                 del group.reshard
             self._forget_passes()
@@ -193,10 +222,10 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def in_equal_parts(whole: Tensor, dim: int, size: int) -> Tensor:
-    """The parts of all ranks one after the other, flat, each as long as the longest."""
+    """The parts of all ranks, a row for each, as long as the longest."""
     first = whole.movedim(dim, 0)
     rows = -(-first.shape[0] // size)
     missing = rows * size - first.shape[0]
     if missing:
         first = torch.cat([first, first.new_zeros(missing, *first.shape[1:])])
-    return first.reshape(-1)
+    return first.reshape(size, -1)

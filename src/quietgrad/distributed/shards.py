@@ -20,7 +20,8 @@ from quietgrad.distributed.facts import digest_tensors
 from quietgrad.distributed.sharding import ShardedModel, cut, in_equal_parts, local_of
 from quietgrad.distributed.world import HALF, AddNoise, Replicas, explained, is_of_group
 from quietgrad.errors import DistributedTrainingError, RankError
-from quietgrad.reduction import Sums
+from quietgrad.grouping.base import Group
+from quietgrad.reduction import ClippedReducer, Sums
 
 _NOTHING, _VERIFY, _FAILED = range(3)
 
@@ -66,12 +67,12 @@ class Shards(Replicas):
         return self._sharded.at_rest(parameter)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, reducer: ClippedReducer) -> Iterator[None]:
         """A micro-batch: whatever is raised in here ends the run on all ranks."""
         if self._failure is not None:
             raise RankError(f"this rank cannot go on without the others: {self._failure}")
         try:
-            with explained(self._find_failures):
+            with explained(self._find_failures), self._sharded.watched(partial(_pass, reducer)):
                 yield
         except BaseException as error:
             self.note_failure(error)
@@ -112,19 +113,33 @@ class Shards(Replicas):
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def new_sums(self, trained: Mapping[str, nn.Parameter]) -> Sums:
+    def new_sums(self, trained: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> Sums:
         """To which clipped sums of whole gradients are added."""
-        return ShardedSums({n: self.at_rest(p) for n, p in trained.items()}, self.scatter)
+        by_module = self._sharded.list_groups()
+        return ShardedSums(
+            {n: self.at_rest(p) for n, p in trained.items()}, groups, by_module, self
+        )
 
-    def scatter(self, parameter: Any, whole: Tensor) -> Tensor:
-        """Of a gradient, added up over the ranks that share a copy, this rank's part."""
-        dim = parameter.placements[-1].dim
-        rows = local_of(parameter).shape[dim]
-        flat = in_equal_parts(whole, dim, self._parts)
-        own = flat.new_empty(flat.numel() // self._parts)
-        dist.reduce_scatter_single(own, flat, group=self._group)
-        shape = whole.movedim(dim, 0).shape[1:]
-        return own.view(-1, *shape)[:rows].movedim(0, dim).contiguous()
+    def scatter(self, parameters: Sequence[Any], wholes: Sequence[Tensor]) -> list[Tensor]:
+        """Of sums, added up over the ranks that share a copy, this rank's parts."""
+        dims = [parameter.placements[-1].dim for parameter in parameters]
+        rows = [
+            in_equal_parts(whole, dim, self._parts) for whole, dim in zip(wholes, dims, strict=True)
+        ]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        own = joined.new_empty(joined.shape[1])
+        dist.reduce_scatter_single(own, joined.flatten(), group=self._group)
+        parts = []
+        pieces = zip(parameters, wholes, dims, own.split([r.shape[1] for r in rows]), strict=True)
+        for parameter, whole, dim, part in pieces:
+            shape = whole.movedim(dim, 0).shape[1:]
+            held = part.view(-1, *shape)[: local_of(parameter).shape[dim]]
+            parts.append(held.movedim(0, dim).contiguous())
+        return parts
+
+    def any_rank(self, is_so: bool) -> bool:
+        """Whether it is so on one of them."""
+        return bool(self._vote(int(is_so)))
 
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers, added up over the ranks that share a copy."""
@@ -168,35 +183,62 @@ class Shards(Replicas):
         return {f"part {self._place} of the weights": digest_tensors(held)}
 
 
+def _pass(reducer: ClippedReducer, number: int) -> None:
+    """Gradients have passed a group of weights, and the same on all ranks."""
+    sums = reducer.grads
+    if isinstance(sums, ShardedSums) and sums.has_early(number):
+        reducer.reduce_ready()
+        sums.scatter_early(number)
+
+
+# Entries of small parameters whose sums are scattered together; a large one goes alone.
+_TOGETHER = 1 << 18
+
+
 class ShardedSums(Sums):
     """Of every clipped sum this rank's part.
 
-    Sums of a micro-batch wait until those before them, in the order of the parameters, are there
-    or cannot come any more. Then they are added up over the ranks, one after the other.
+    Sums of a micro-batch wait until all ranks scatter them, in the same order: those of groups that
+    are clipped within a sharded module when gradients have passed it, and the others at the end, a
+    few at a time, each when those before it are there or cannot come any more.
 
     Args:
         parameters: by name; all ranks go through them in this order.
-        scatter: makes this rank's part of a parameter's sum over all ranks.
+        groups: of parameters that are clipped together.
+        modules: the names of parameters that are gathered together.
+        world: adds up and scatters.
     """
 
     can_redo = False
 
     def __init__(
-        self, parameters: Mapping[str, Any], scatter: Callable[[Any, Tensor], Tensor]
+        self,
+        parameters: Mapping[str, Any],
+        groups: Sequence[Group],
+        modules: Sequence[Sequence[str]],
+        world: Shards,
     ) -> None:
         super().__init__()
-        self._parameters, self._scatter = parameters, scatter
-        self._order = {name: place for place, name in enumerate(parameters)}
+        self._parameters, self._world = parameters, world
+        inner = [set(names) for names in modules]
+        own = [group.parameters for group in groups]
+        self._early = [
+            [name for names in own if set(names) <= module for name in names] for module in inner
+        ]
+        early = {name for names in self._early for name in names}
+        late = [name for name in parameters if name not in early]
+        self._order = {name: place for place, name in enumerate(late)}
+        self._late = list(_put_together(late, parameters))
         self._wholes: dict[str, Tensor] = {}
-        self._left: list[str] | None = None  # the next one last
+        self._left: list[list[str]] | None = None  # the next ones last
         self._coming: set[str] = set()
 
     def order(self, name: str) -> int:
         """The place of a parameter among those that are summed last."""
-        return self._order[name]
+        return self._order.get(name, -1)
 
     def add(self, name: str, make: Callable[[Tensor | None], Tensor]) -> None:
-        """Add to the sum of the micro-batch; to that of the batch if it is next."""
+        """Add to the sum of the micro-batch."""
         self._wholes[name] = make(self._wholes.get(name))
         self._coming.discard(name)
         self._go_on()
@@ -206,9 +248,17 @@ class ShardedSums(Sums):
         for name, share in shares.items():
             self.add(name, partial(_sum, share))
 
+    def has_early(self, number: int) -> bool:
+        """Whether some group is clipped within a module."""
+        return bool(self._early[number])
+
+    def scatter_early(self, number: int) -> None:
+        """Gradients have passed a module."""
+        self._scatter(self._early[number])
+
     def begin_last(self, names: Sequence[str]) -> None:
         """Nothing but the sums of these is to come."""
-        self._left, self._coming = list(self._parameters)[::-1], set(names)
+        self._left, self._coming = self._late[::-1], set(names)
         self._go_on()
 
     def finish(self) -> None:
@@ -216,31 +266,61 @@ class ShardedSums(Sums):
         if self._left is None:
             self.begin_last(())
         assert not self._left
-        assert not self._wholes
         self._left = None
+        # What came after its module had been passed, or where none was: a rank that verifies has
+        # no backward pass of its own.
+        if any(self._early) and self._world.any_rank(bool(self._wholes)):
+            for names in filter(None, self._early):
+                self._scatter(names)
+        assert not self._wholes
 
     def _go_on(self) -> None:
-        while self._left and self._left[-1] not in self._coming:
-            name = self._left.pop()
-            self.is_torn = True
-            parameter = self._parameters[name]
-            part = self._scatter(parameter, self._whole(name, parameter))
-            if name in self:
-                self[name].add_(part)
-            else:
-                self[name] = part
+        while self._left and self._coming.isdisjoint(self._left[-1]):
+            self._scatter(self._left.pop())
 
-    def _whole(self, name: str, parameter: Any) -> Tensor:
-        """The same type on all ranks: where no sample used a parameter, nobody knows another."""
-        dtype = torch.float32 if parameter.dtype in HALF else parameter.dtype
-        if parameter.is_complex():
-            dtype = parameter.dtype.to_real()
+    def _scatter(self, names: Sequence[str]) -> None:
+        """Of zeros, where no sample used a parameter: other ranks may have some that did."""
+        self.is_torn = True
+        parameters = [self._parameters[name] for name in names]
+        kinds: dict[torch.dtype, list[int]] = {}
+        for i, parameter in enumerate(parameters):
+            kinds.setdefault(_type_of_sum(parameter), []).append(i)
+        for dtype, places in kinds.items():
+            own = [parameters[i] for i in places]
+            wholes = [self._whole(names[i], parameters[i], dtype) for i in places]
+            for i, part in zip(places, self._world.scatter(own, wholes), strict=True):
+                if names[i] in self:
+                    self[names[i]].add_(part)
+                else:
+                    self[names[i]] = part
+
+    def _whole(self, name: str, parameter: Any, dtype: torch.dtype) -> Tensor:
         whole = self._wholes.pop(name, None)
         if whole is None:
             pair = (2,) if parameter.is_complex() else ()
             device = local_of(parameter).device
             return torch.zeros(*parameter.shape, *pair, dtype=dtype, device=device)
         return whole.to(dtype)
+
+
+def _type_of_sum(parameter: Tensor) -> torch.dtype:
+    """The same on all ranks: where no sample used a parameter, nobody knows another."""
+    if parameter.is_complex():
+        return parameter.dtype.to_real()
+    return torch.float32 if parameter.dtype in HALF else parameter.dtype
+
+
+def _put_together(names: Sequence[str], parameters: Mapping[str, Any]) -> Iterator[list[str]]:
+    found: list[str] = []
+    size = 0
+    for name in names:
+        entries = parameters[name].numel()
+        if found and size + entries > _TOGETHER:
+            yield found
+            found, size = [], 0
+        found, size = [*found, name], size + entries
+    if found:
+        yield found
 
 
 def _sum(share: Tensor, total: Tensor | None) -> Tensor:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from quietgrad.distributed.facts import digest_tensors
 from quietgrad.distributed.sharding import is_sharded
 from quietgrad.errors import DistributedTrainingError, RankError
-from quietgrad.reduction import Sums
+from quietgrad.grouping.base import Group
+from quietgrad.reduction import ClippedReducer, Sums
 
 T = TypeVar("T")
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -82,8 +83,8 @@ class World:
         return 0
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """In here a micro-batch is back-propagated and added up."""
+    def together(self, reducer: ClippedReducer) -> Iterator[None]:
+        """In here a micro-batch is back-propagated and added up, by this reducer."""
         yield
 
     @contextmanager
@@ -106,8 +107,13 @@ class World:
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def new_sums(self, trained: Mapping[str, nn.Parameter]) -> Sums:
-        """To which the clipped sums of this rank's samples are added."""
+    def new_sums(self, trained: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> Sums:
+        """To which the clipped sums of this rank's samples are added.
+
+        Args:
+            trained: parameters by name.
+            groups: of parameters that are clipped together.
+        """
         return Sums()
 
     def add_parts(self, numbers: Sequence[float]) -> list[float]:

@@ -266,7 +266,9 @@ class PrivacyEngine:
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
-        self._batch = BatchAccumulator(self._radii.limits, lambda: world.new_sums(self._trained()))
+        self._batch = BatchAccumulator(
+            self._radii.limits, lambda: world.new_sums(self._trained(), self.groups)
+        )
         self._capture = Capture(model, when=lambda: model.training, world=world)
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
@@ -332,7 +334,7 @@ class PrivacyEngine:
                 with (
                     self._violations.watched(),
                     explain_memory_errors(size),
-                    self._world.together(),
+                    self._world.together(reducer),
                 ):
                     self._capture.begin_backward()
                     if self._momentum is not None:

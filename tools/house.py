@@ -25,12 +25,15 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
-    "files": 174,  # 170 before compiled models (capture/compiled.py), 171 before distributed/
+    # 170 before compiled models (capture/compiled.py), 171 before distributed/, 174 before sharded
+    # weights (distributed/modes, sharding, shards; engine/parts).
+    "files": 178,
     # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
-    # before data parallel training.
-    "lines": 43_200,
-    "files in one step": 38,  # 36 before compiled models, 37 before distributed/world.py
+    # before data parallel training, 43,200 before sharded weights.
+    "lines": 44_400,
+    # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
+    "files in one step": 39,
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,
     "class names defined twice": 0,

@@ -8,7 +8,6 @@ all ranks each rank owns an equal part, to which it alone adds noise (``docs/dis
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -20,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
-from quietgrad.distributed.sharding import is_sharded
 from quietgrad.errors import DistributedTrainingError, RankError
 from quietgrad.grouping.base import Group
 from quietgrad.reduction import ClippedReducer, Sums
@@ -377,24 +375,3 @@ def _describe(error: BaseException) -> str:
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
-    """The process group of this process, or this process alone.
-
-    How ranks share the work follows from the model: where it is sharded, each holds a part.
-    """
-    if dist.is_available() and dist.is_initialized():
-        if is_sharded(model):
-            from quietgrad.distributed.shards import Shards
-
-            return Shards(model, is_seeded=is_seeded)
-        return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
-    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
-        raise DistributedTrainingError(
-            f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), and there is no "
-            "process group",
-            "Call torch.distributed.init_process_group() before the engine is made, or start one "
-            "process.",
-        )
-    return World()

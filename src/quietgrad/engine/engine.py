@@ -24,7 +24,7 @@ from quietgrad.capture.tape import Sink
 from quietgrad.capture.verification import Frequency, Schedule
 from quietgrad.clipping import Clipping
 from quietgrad.distributed.facts import list_facts
-from quietgrad.distributed.world import find_world
+from quietgrad.distributed.modes import find_world
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,

@@ -1,0 +1,32 @@
+"""How ranks share the work, which follows from the process group and from the model."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+from torch import nn
+
+from quietgrad.distributed.sharding import is_sharded
+from quietgrad.distributed.shards import Shards
+from quietgrad.distributed.world import Replicas, World
+from quietgrad.errors import DistributedTrainingError
+
+
+def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
+    """The process group of this process, or this process alone.
+
+    How ranks share the work follows from the model: where it is sharded, each holds a part.
+    """
+    if dist.is_available() and dist.is_initialized():
+        if is_sharded(model):
+            return Shards(model, is_seeded=is_seeded)
+        return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
+        raise DistributedTrainingError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), and there is no "
+            "process group",
+            "Call torch.distributed.init_process_group() before the engine is made, or start one "
+            "process.",
+        )
+    return World()

@@ -49,6 +49,7 @@ MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors", "runs.schema"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
+MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
     "recipes",
     "plots",

@@ -71,7 +71,7 @@ def main():
     from datetime import timedelta
 
     import torch.distributed as dist
-    from tests.distributed import jobs, sharded_jobs
+    from tests.distributed import jobs, sharded_jobs, transformer_jobs
 
     jobs_to_do, place, timeout, with_group = json.loads(os.environ["JOBS"])
     if with_group:
@@ -79,7 +79,8 @@ def main():
     found = []
     for name, options in jobs_to_do:
         try:
-            job = getattr(jobs, name, None) or getattr(sharded_jobs, name)
+            places = (jobs, sharded_jobs, transformer_jobs)
+            job = next(getattr(each, name) for each in places if hasattr(each, name))
             found.append(job(**options))
         except Exception as error:
             found.append({"error": type(error).__name__, "message": str(error)})

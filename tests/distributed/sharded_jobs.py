@@ -5,6 +5,7 @@ Each job runs in one process, too, where the model stays whole: that is what it 
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -133,6 +134,40 @@ def sharded_noise(noise="secure", seeded=False, steps=2, size=600, copies=1):
         before = after
     local = [p.to_local() if dist.is_initialized() else p for p in model.parameters()]
     return {"noise": found, "local": torch.cat([p.detach().flatten() for p in local]).tolist()}
+
+
+def methods(method, kind, steps=3):
+    """Whether a method gives what it gives in one process; or why it is refused."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8) if method == "BatchClipping" else nn.LayerNorm(8)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Linear(8, CLASSES)).double()
+    model = shard(model) if kind == "sharded" else model
+    views = qg.SelfAugmentation(lambda rows: rows.flip(1), 2, keep_original=True)
+    # All public features stand beside each sample, so that it does not matter which are drawn.
+    publicly = qg.BatchClipping(torch.randn(4, FEATURES, dtype=torch.float64), 4)
+    options = {
+        "InnerOuter": {"momentum": qg.InnerOuter()},
+        "AdaptiveRadius": {"radius": qg.AdaptiveRadius(), "clipping": "abadi"},
+        "diagnostics": {"diagnostics": qg.diagnostics.StepRecorder()},
+    }.get(method, {})
+
+    def losses(x, y):
+        if method == "SelfAugmentation":
+            return views.losses(model, x, y, F.cross_entropy)
+        if method == "BatchClipping":
+            return publicly.losses(model, x, y, F.cross_entropy)
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    with without_noise():
+        model, engine = jobs.attach(model, momentum_of=0.0, **options)
+        for batch in engine.batches():
+            for x, y in batch:
+                engine.backward(partial(losses, x, y))
+            engine.step()
+            if engine.steps_taken == steps:
+                break
+        engine.discard_batch()
+    return weights(model)
 
 
 def sharded_room(grouping):

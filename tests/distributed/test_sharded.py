@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from . import sharded_jobs
-from .ranks import finish, run, start
+from .ranks import ROOT, finish, run, start
 
 CASES = {
     "all-layer": {},
@@ -33,7 +33,14 @@ REFUSED = {
     "losses": "LossError",
 }
 GROUPINGS, CLIPPINGS = ["all-layer", "layer-wise"], ["auto-s", "abadi"]
+METHODS = ["AdaptiveRadius", "InnerOuter", "SelfAugmentation", "BatchClipping", "diagnostics"]
+KINDS = {"copies": "data parallel", "sharded": "FSDP2, HSDP"}
 JOBS = {
+    **{
+        f"{method}, {kind}": ("methods", {"method": method, "kind": kind})
+        for method in METHODS
+        for kind in KINDS
+    },
     **{f"same: {name}": ("sharded_as_one", options) for name, options in CASES.items()},
     **{f"differ: {name}": ("sharded_differ", {"what": name}) for name in DIFFERENT},
     "secure noise": ("sharded_noise", {"noise": "secure"}),
@@ -129,6 +136,29 @@ def test_a_refusal_on_one_rank_stops_all(two, where):
 def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clipping):
     for moved in two[f"moved: {grouping}, {clipping}"]:
         assert 0 < moved <= 1 + 1e-6
+
+
+def documented(method, kind):
+    """What the table of the documents says."""
+    lines = (ROOT / "docs/distributed.md").read_text().splitlines()
+    rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+    (head,) = (row for row in rows if KINDS[kind] in row)
+    (row,) = (row for row in rows if f"{method}" in row[0] and len(row) == len(head))
+    return row[head.index(KINDS[kind])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_work_or_are_refused_as_documented(two, method, kind):
+    found = two[f"{method}, {kind}"]
+    if documented(method, kind).startswith("refused"):
+        for each in found:
+            assert each["error"] == "DistributedTrainingError", each
+            assert method.lower() in each["message"].lower()
+    else:
+        alone = sharded_jobs.methods(method, kind)
+        for each in found:
+            assert each == pytest.approx(alone, rel=1e-9, abs=1e-12), each
 
 
 def test_few_sums_are_whole_at_a_time(two):

@@ -70,7 +70,7 @@ def refuse_distributed(
             )
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         is_flat = getattr(tensor, "_is_flat_param", False)  # left by FullyShardedDataParallel
-        if is_sharded and is_distributed_tensor(tensor):
+        if is_sharded and isinstance(tensor, nn.Parameter) and is_distributed_tensor(tensor):
             continue
         if kind := "FlatParameter" if is_flat else _spread(type(tensor)):
             raise DistributedTrainingError(f"'{name}' is a {kind}", anew)

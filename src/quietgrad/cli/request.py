@@ -219,7 +219,8 @@ def attach_engine(request: Request, data: TrainingData, model: nn.Module) -> "Pr
     if request.config is not None:
         # Only now: what is refused leaves no folder behind that would have to be cleared away.
         folder.begin({**request.config, "data": data.places})
-        engine.ledger.keep_in(folder.ledger)
+        if engine.is_leader:
+            engine.ledger.keep_in(folder.ledger)
     folder.remove_unfinished()  # nobody else writes here: the ledger is locked by now
     if request.state is not None:
         engine.load_state_dict(request.state)

@@ -1,7 +1,9 @@
 """`quietgrad train RECIPE`: train privately, keep the run in a folder, and report on it."""
 
 from collections.abc import Sized
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from quietgrad.cli.common import (
     to_json,
 )
 from quietgrad.cli.progress import TrainingDisplay
+from quietgrad.cli.ranks import device_of_rank, joined_ranks, prepared_together
 from quietgrad.cli.recipe_options import Folder, RequestedOptions, recipe_options
 from quietgrad.cli.request import (
     Request,
@@ -82,11 +85,22 @@ def train(
     The run is kept in a folder: config.json, settings.json, ledger.jsonl, checkpoint.pt,
     metrics.jsonl, model.safetensors, result.json and report.html.
     """
-    console = Console(quiet=as_json)
-    with refusals():
-        request = prepare(replace(asked, seed=seed), out=out, resume=resume)
+    asked = replace(asked, seed=seed, device=device_of_rank(asked.device))
+    with joined_ranks() as world, ExitStack() as stack:
+        with refusals():
+            together = prepared_together(world, partial(prepare, asked), out=out, resume=resume)
+            request = stack.enter_context(together)
+        if world.is_leader:
+            _train_and_report(request, baseline=baseline, tensorboard=tensorboard, as_json=as_json)
+        else:
+            _train(request, Console(quiet=True), baseline=False, tensorboard=False)
+
+
+def _train_and_report(
+    request: Request, *, baseline: bool, tensorboard: bool, as_json: bool
+) -> None:
+    console, folder = Console(quiet=as_json), request.folder
     say(console, *request.notes)
-    folder = request.folder
     flags = {"--baseline": baseline, "--tensorboard": tensorboard}
     with resume_hint_on_interrupt(request, flags):
         summary, split = _train(request, console, baseline=baseline, tensorboard=tensorboard)
@@ -230,6 +244,8 @@ class TrainingSummary:
             "grouping": f"{settings.grouping} ({groups})",
             "sensitivity": f"{engine.sensitivity:g}",
         }
+        if engine.ranks > 1:
+            columns["private"]["ranks"] = f"{engine.ranks:,}"
         name = titled(self.recipe.name, smoke=self.is_smoke)
         table = Table("", title=f"{name}: {' and '.join(columns)} training")
         for name in columns:

@@ -19,7 +19,7 @@ def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
     How ranks share the work follows from the model: where it is sharded, each holds a part.
     """
     if dist.is_available() and dist.is_initialized():
-        if is_sharded(model):
+        if is_sharded(model) and dist.get_world_size() > 1:
             return Shards(model, is_seeded=is_seeded)
         return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:

@@ -35,6 +35,7 @@ class Shards(Replicas):
     """
 
     has_collectives = True
+    _weights = " with sharded weights"
 
     def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
         super().__init__(is_seeded=is_seeded)

@@ -43,6 +43,11 @@ class World:
     has_collectives = False
 
     @property
+    def description(self) -> str | None:
+        """How sampling and noise are shared, for a report; None if there is nobody to share."""
+        return None
+
+    @property
     def is_leader(self) -> bool:
         """Whether this process writes files, and draws what is one for all."""
         return self.rank == 0
@@ -160,6 +165,8 @@ class Replicas(World):
         is_seeded: whether noise is to be that of one process, which the leader then makes alone.
     """
 
+    _weights = " with whole copies of the weights"
+
     def __init__(self, *, is_seeded: bool = False) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # The ranks that hold the same part of the weights, here all; None for this rank alone.
@@ -173,6 +180,16 @@ class Replicas(World):
         self._timeout = _timeout()
         self._turn = 0
         self._failure: str | None = None
+
+    @property
+    def description(self) -> str | None:
+        """How sampling and noise are shared."""
+        noise = (
+            "all noise is made by rank 0"
+            if self._is_seeded
+            else "each entry of a sum gets its whole noise from the one rank that owns it"
+        )
+        return f"{self.size} ranks{self._weights}: one draw, of which each takes a part; {noise}"
 
     def require_same(self, list_facts: Callable[[], Mapping[str, object]]) -> None:
         """Refuse ranks that differ, and say in what."""

@@ -437,6 +437,16 @@ class PrivacyEngine:
         return self._batch_size
 
     @property
+    def ranks(self) -> int:
+        """Number of processes that train the model together."""
+        return self._world.size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process keeps the ledger's file: the only one, or rank 0."""
+        return self._world.is_leader
+
+    @property
     def delta(self) -> float:
         """Probability with which the guarantee may fail."""
         return self._delta
@@ -516,12 +526,14 @@ class PrivacyEngine:
 
         All but "progress" stays the same during a run. A run folder keeps it as ``settings.json``.
         """
-        return disclose_settings(
+        shared = self._world.description
+        found = disclose_settings(
             self._state,
             self._options,
             noise=self.noise,
             diagnostics=self._diagnostics is not None,
         )
+        return found | ({} if shared is None else {"ranks": self.ranks, "shared": shared})
 
     def report(
         self,

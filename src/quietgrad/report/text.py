@@ -423,6 +423,8 @@ def _randomness(evidence: Evidence) -> Iterator[Fact]:
     yield Fact("Noise, as recorded", ", ".join(sources) or "none yet")
     if settings is not None:
         yield Fact("Noise source", _text(settings.data, "noise_source"))
+        if "shared" in settings.data:
+            yield Fact("Processes", _text(settings.data, "shared"))
     if evidence.is_seeded:
         yield Fact("Seeded", "YES: nobody is protected")
         yield Fact("Keys", "the seed determines noise and sampling, which is for tests only")

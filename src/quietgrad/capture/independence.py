@@ -23,6 +23,7 @@ from quietgrad.capture.choice import (
     COPIED,
     FEW,
     choose_singles,
+    displace,
     list_companies,
     random_order,
     replace_others,
@@ -331,8 +332,9 @@ class _Examination:
             is_same = self._replace_others(kept, DrawRecorder())
         yield is_same, self._explaining_mixed
         alone = kept.nonzero().flatten()
-        alone = alone[random_order(len(alone))][: None if is_new else COPIED]
-        alone = take_several(alone, self.recorded.batch)
+        if not is_new:
+            alone = alone[random_order(len(alone))[:COPIED]]
+        alone = take_several(displace(alone), self.recorded.batch)
         backward = is_new or not in_whole
         is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
         explain = partial(self._explain_company, alone, self._drawn, backward=backward)

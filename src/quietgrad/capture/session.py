@@ -60,7 +60,7 @@ from quietgrad.factors.base import Verdict, without_autocast
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
     """Switch it off, however often it is on: an interrupt may have come at any moment."""
-    if not any(mode is unwanted for mode in _get_current_function_mode_stack()):
+    if unwanted not in _get_current_function_mode_stack():
         return
     others = [_pop_mode() for _ in _get_current_function_mode_stack()]
     for mode in reversed(others):
@@ -170,7 +170,6 @@ class Capture:
         self._uncompiled.stop()
 
     def _begin(self, batch: int | None, *, verify: bool, collation: Collation | None) -> None:
-        self._switch_off()
         self._is_capturing = self._is_paused = self._is_repeating = False
         if batch is None:
             self._weights.end()
@@ -224,6 +223,7 @@ class Capture:
                 parameter.grad = None
             raise
         finally:
+            self._switch_off()
             self._begin(tape.batch, verify=tape.verify, collation=collation)
 
     def operations(self) -> dict[str, tuple[str, ...]]:

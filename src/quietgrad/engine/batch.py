@@ -423,7 +423,7 @@ class BatchIterator:
             # What goes around torch's count of writes (.data, numpy) may be put back before the
             # next verification or the step: weights are compared in other micro-batches, too,
             # where that does not mean to wait for a device.
-            is_watched = is_due or (self._is_on_host() and secrets.randbelow(_WATCHED) == 0)
+            is_watched = is_due or (secrets.randbelow(_WATCHED) == 0 and self._is_on_host())
             if is_first:
                 self._capture.begin_batch(thorough=is_watched)
             else:

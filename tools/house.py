@@ -25,11 +25,13 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 LIMITS = {
-    "files": 174,  # 170 before compiled models (capture/compiled.py), 171 before distributed/
+    # 170 before compiled models (capture/compiled.py), 171 before distributed/, 174 before compiled
+    # forwards (capture/traced_graph.py and compilation.py).
+    "files": 176,
     # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
-    # before data parallel training.
-    "lines": 43_200,
+    # before data parallel training; 43,200 before compiled forwards.
+    "lines": 44_700,
     "files in one step": 38,  # 36 before compiled models, 37 before distributed/world.py
     "longest chain of imports": 16,
     "single-importer modules under 100 lines": 25,

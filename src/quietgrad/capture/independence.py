@@ -218,6 +218,14 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, batch)
 
 
+def is_repeated_alike(recorded: RecordedCall) -> bool:
+    """Whether a call gives the same outputs and gradients when it is made again as it was."""
+    examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
+    everyone = torch.arange(recorded.batch)
+    run = examination.run_if_possible(copy_arguments, everyone)
+    return run is not None and run.is_alike and bool(examination._agrees(run, everyone, everyone))
+
+
 def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
     """Refuse a call with one sample that gives something else after another sample was run.
 

@@ -445,4 +445,5 @@ class BatchIterator:
         return Collation(content, indices, loader.dataset.__getitem__, loader.collate_fn)
 
     def _is_verification_due(self, samples: int) -> bool:
-        return self._schedule.is_due(samples)
+        is_due = self._schedule.is_due(samples)
+        return is_due or (samples > 1 and self._capture.wants_certificate)

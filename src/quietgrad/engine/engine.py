@@ -28,6 +28,7 @@ from quietgrad.distributed.world import find_world
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
+    check_backend,
     check_delta,
     check_functions,
     check_loss_scale,
@@ -132,6 +133,9 @@ class PrivacyEngine:
         verification: How often it is verified again that samples do not depend on each other:
             ``"default"`` (micro-batch t with probability max(1/t, 1/100), at random), ``"every"``,
             or ``"once"``. The first micro-batch, and each that does something new, always is.
+        compile: Whether training forwards run compiled by ``torch.compile`` once a verified
+            micro-batch has shown that this gives the same, with inductor or another backend, by
+            name. What cannot be compiled runs as it was written. Changes speed only.
         seed: Fixes sampling and noise, for tests only: whoever knows it can subtract the noise.
     """
 
@@ -167,6 +171,7 @@ class PrivacyEngine:
         pin_memory: bool = False,
         lengths: Sequence[int] | Tensor | None = None,
         verification: Frequency = "default",
+        compile: bool | str = False,
         seed: int | None = None,
     ) -> None:
         model = original(model)
@@ -264,7 +269,9 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(self._radii.limits)
-        self._capture = Capture(model, when=lambda: model.training, ranks=world.size)
+        self._capture = Capture(
+            model, when=lambda: model.training, ranks=world.size, backend=check_backend(compile)
+        )
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         self._iterator = BatchIterator(
@@ -473,6 +480,11 @@ class PrivacyEngine:
     def planned_steps(self) -> int | None:
         """Number of steps the noise was planned for; None if ``epochs`` was not given."""
         return self._budget.planned_steps
+
+    @property
+    def compilation(self) -> str:
+        """Whether training forwards run compiled, or why they do not."""
+        return "not asked for" if (own := self._capture.compiler) is None else own.status
 
     @property
     def nonfinite_samples(self) -> int:

@@ -82,6 +82,19 @@ def group_norm(
         found = _native_group_norm(call, input, num_groups, weight, bias, eps)
         if found is not None:
             return found
+    return plain_group_norm(call, input, num_groups, weight, bias, eps)
+
+
+def plain_group_norm(
+    call: Call,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """The same without torch's kernels for each image."""
     output = F.group_norm(input, num_groups, call.value(weight), call.value(bias), eps)
     normalize = partial(F.group_norm, num_groups=num_groups, eps=eps)
     return _watch_channels(call, output, input, (weight, bias), normalize)

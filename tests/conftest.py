@@ -1,6 +1,7 @@
 """How thoroughly the tests look, and what they need not compute twice."""
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,6 +17,9 @@ settings.register_profile(
     "fast", max_examples=40, derandomize=True, database=None, deadline=None, print_blob=True
 )
 settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
+# A shell that starts the tests in the background has interrupts ignored, which some tests need.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -320,7 +320,7 @@ _A_STEP = (
     "A step is all of it: forward, backward, clipping, noise (fast, unless said), SGD. The data"
     " lie ready; quietgrad's steps include drawing the batch. Each is measured in the faster layout"
     " of images (c: channels-last). All take a step in every round, and ratios are of steps of the"
-    " same round."
+    " same round. The process keeps freed memory, where the C library is glibc."
 )
 _OPACUS = "vs opacus: beside the mode of it that is fastest on the workload."
 _CUT = "The run was interrupted: this is what was measured until then.\n"

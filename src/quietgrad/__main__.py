@@ -2,4 +2,5 @@
 
 from quietgrad.cli import main
 
-main(prog_name="quietgrad")
+if __name__ == "__main__":
+    main(prog_name="quietgrad")

@@ -191,6 +191,11 @@ def _pack(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     chunk: list[Piece] = []
     room = CHUNK
     for piece in pieces:
+        size = piece.total.numel()
+        if size < room:  # as most are that there are many of
+            chunk.append(piece)
+            room -= size
+            continue
         for part in _cut(piece, room):
             chunk.append(part)
             room -= part.total.numel()

@@ -31,10 +31,10 @@ def opposed_outer(small: float) -> Made:
     return Outer(rows, cols, shape=SHAPE), rows.double().mT @ cols.double()
 
 
-def opposed_many(small: float) -> Made:
+def opposed_many(small: float, positions: int = 64) -> Made:
     """Many positions whose sum is small, none of which is the opposite of another."""
-    rows = randn(B, 1, 6).expand(-1, 64, -1).contiguous()
-    cols = randn(B, 64, 4)
+    rows = randn(B, 1, 6).expand(-1, positions, -1).contiguous()
+    cols = randn(B, positions, 4)
     cols -= cols.mean(1, keepdim=True) * (1 - small)
     return Outer(rows, cols, shape=SHAPE), rows.double().mT @ cols.double()
 
@@ -147,6 +147,30 @@ def longest_contribution(factor: Factor, clipping: Clipping, strategy: Strategy)
     weights = clipping.weights(squared.clamp_min(0).sqrt(), 1.0)
     parts = [held.weighted_sum(row).norm() for row in torch.diag(weights)]
     return max(parts).item() / clipping.bound(1.0)
+
+
+@pytest.mark.parametrize("positions", [127, 128, 200, 257])
+def test_blocks_of_gram_matrices_give_all_products(positions):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(positions)
+        rows, cols = (randn(8, positions, width, dtype=torch.float64) for width in (6, 4))
+    assert not Outer(rows, cols).is_small
+    squares, *sizes = Outer(rows, cols)._squares()
+    row_gram, col_gram = rows @ rows.mT, cols @ cols.mT
+    assert torch.allclose(squares, (row_gram * col_gram).sum((1, 2)), rtol=1e-12)
+    for size, gram in zip(sizes, (row_gram, col_gram), strict=True):
+        assert torch.allclose(size, gram.diagonal(dim1=1, dim2=2), rtol=1e-12)
+
+
+@pytest.mark.parametrize("small", [1.0, 1e-2, 1e-4, 1e-6])
+def test_blocks_of_gram_matrices_survive_cancellation(small):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        factor, exact = opposed_many(small, 200)
+    truth = exact.flatten(1).norm(dim=1)
+    found = Evaluator("ghost").evaluate(factor)[0].sqrt()
+    assert (found >= truth * (1 - 1e-3)).all()
+    assert longest_contribution(factor, clippings.resolve("abadi"), "ghost") <= 1 + 1e-3
 
 
 @every_strategy

@@ -326,6 +326,7 @@ def test_reports_of_check_are_those_of_the_cpu():
 CEILINGS = {"images": (0, 6.0), "attention": (0, 5.0), "gpt2": (1, 2.6), "llama": (1, 2.6)}
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("name", CEILINGS)
 def test_a_steady_step_waits_once(name, grouping, monkeypatch):
@@ -352,6 +353,7 @@ def test_a_steady_step_waits_once(name, grouping, monkeypatch):
 VERIFIED = {"mlp": 20, "images": 20, "attention": 20, "gpt2": 20, "llama": 20}
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("name", VERIFIED)
 def test_a_verified_step_waits_seldom(name, grouping):

@@ -96,3 +96,15 @@ def test_embeddings_before_recurrent_layers(kind, strategy):
     ]
     for name, total in found.grads.items():
         torch.testing.assert_close(total, sum(each[name] for each in alone))
+
+
+def test_group_norm_of_images_that_come_in_channels_last():
+    torch.manual_seed(0)
+    model, images = nn.GroupNorm(2, 6), torch.randn(5, 6, 4, 3)
+    expected, found = (
+        qg.per_sample_grads(model, lambda x=x: model(x).sin().flatten(1).sum(1))
+        for x in (images, images.to(memory_format=torch.channels_last))
+    )
+    assert found.keys() == expected.keys() == {"weight", "bias"}
+    for name, grads in expected.items():
+        torch.testing.assert_close(found[name], grads)

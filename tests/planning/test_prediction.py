@@ -46,7 +46,7 @@ def peaks(request):
     return [plan.peak_of(each, SAMPLES) - elsewhere for each in groups], measured
 
 
-@pytest.mark.every_nth(2)
+@pytest.mark.every_nth(4)
 def test_predicted_peaks_are_those_measured(peaks):
     for predicted, measured in zip(*peaks, strict=True):
         assert predicted == pytest.approx(measured, rel=0.02)

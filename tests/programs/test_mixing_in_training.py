@@ -79,7 +79,7 @@ def is_refused_within(steps: int, case: Case) -> Outcome | None:
 
 
 def test_what_always_mixes_is_refused() -> None:
-    assert not failures(mixing_cases(0, 40, always=True), passes)
+    assert not failures(mixing_cases(0, 25, always=True), passes)
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_many_that_always_mix_are_refused(chunk: int) -> None:
 
 
 def test_clean_programs_are_not_refused() -> None:
-    assert not failures(clean_cases(0, 30), is_soon_refused)
+    assert not failures(clean_cases(0, 16), is_soon_refused)
 
 
 @pytest.mark.slow

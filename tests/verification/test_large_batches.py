@@ -6,6 +6,7 @@ from torch import nn
 
 import quietgrad as qg
 from quietgrad import PrivacyEngine
+from quietgrad.capture.choice import displace
 from quietgrad.errors import SampleMixingError
 
 BATCH = 12
@@ -306,3 +307,11 @@ def test_a_sampler_that_rejects_is_not_refused():
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_samples_that_are_apart_train(rate):
     train(Model(lambda h: 0.1 * h.sign(), rate))
+
+
+@pytest.mark.parametrize("samples", [[], [0], [1], [0, 1], [0, 2], [1, 0], [0, 1, 2], [*range(9)]])
+def test_no_sample_stays_at_its_place(samples):
+    for _ in range(20):
+        found = displace(torch.tensor(samples, dtype=torch.long)).tolist()
+        assert sorted(found) == sorted(samples)
+        assert len(found) < 2 or all(sample != place for place, sample in enumerate(found))

@@ -247,22 +247,11 @@ class Call:
         The samples are in one of the first ``dims`` dimensions, of all by default.
         """
         shape = torch.Size(shape)
+        use, dims = use_of_source(self._tape, tensor, shape, self._target_of, dims)
+        site = self._site([use], label, shape, dims)
         derived = self._tape.derived(tensor)
         if derived and derived.broadcast_from is not None:
             tensor = derived.broadcast_from
-            derived = self._tape.derived(tensor)
-        lookup = derived.lookup if derived else None
-        if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
-            tensor_used, dims = lookup.table, len(shape) - 1 if dims is None else dims
-            ids = lookup.ids.expand(shape[:-1])
-            padding, table = lookup.padding, lookup.table
-            make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
-        else:
-            tensor_used, dims = tensor, len(shape) if dims is None else dims
-            make = partial(sum_to_shape, shape=tensor.shape)
-        target = self._target_of(tensor_used)
-        assert target is not None
-        site = self._site([Use(target, make)], label, shape, dims)
         return self._tape.tap_source(tensor.detach(), site, shape)
 
     def choose(self, tensor: Tensor, index: Tensor) -> Tensor:
@@ -310,6 +299,35 @@ class Call:
     def _parameters(self, tensors: Sequence[Any]) -> str:
         names = {n for t in tensors if (target := self._target_of(t)) for n in target.names}
         return f", on trainable parameter {', '.join(map(repr, sorted(names)))}" if names else ""
+
+
+def use_of_source(
+    tape: Tape,
+    tensor: Tensor,
+    shape: torch.Size,
+    target_of: Callable[[Tensor], Target | None],
+    dims: int | None = None,
+) -> tuple[Use, int]:
+    """How a managed tensor is used where it is broadcast to ``shape``.
+
+    Also how many of the first dimensions may hold the samples, unless ``dims`` says it.
+    """
+    derived = tape.derived(tensor)
+    if derived and derived.broadcast_from is not None:
+        tensor = derived.broadcast_from
+        derived = tape.derived(tensor)
+    lookup = derived.lookup if derived else None
+    if lookup is not None and shape and shape[-1] == tensor.shape[-1]:
+        tensor_used, dims = lookup.table, len(shape) - 1 if dims is None else dims
+        ids = lookup.ids.expand(shape[:-1])
+        padding, table = lookup.padding, lookup.table
+        make: MakeFactor = partial(gather_rows, ids=ids, padding=padding, table=table)
+    else:
+        tensor_used, dims = tensor, len(shape) if dims is None else dims
+        make = partial(sum_to_shape, shape=tensor.shape)
+    target = target_of(tensor_used)
+    assert target is not None
+    return Use(target, make), dims
 
 
 def gather_rows(

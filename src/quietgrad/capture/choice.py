@@ -21,6 +21,19 @@ def random_order(count: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
+def displace(samples: Tensor) -> Tensor:
+    """These samples in a random order, in which none is at its own place in the batch.
+
+    What happens to one place of a batch then shows, wherever the place is.
+    """
+    found = samples[random_order(len(samples))]
+    for place in range(len(found) if len(found) > 1 else 0):
+        if found[place] == place:
+            pair = [place, (place + 1) % len(found)]
+            found[pair] = found[pair[::-1]]
+    return found
+
+
 def split_samples(count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Halves, as masks, such that any two samples are on different sides of some split."""
     codes = random_order(count)
@@ -83,8 +96,7 @@ def list_companies(masks: Sequence[Tensor], scores: Tensor | None) -> Iterator[T
     The other one is that with the largest score, and that with the smallest.
     """
     for mask in masks:
-        kept = mask.nonzero().flatten()
-        yield kept[random_order(len(kept))]
+        yield displace(mask.nonzero().flatten())
     chosen = int(random_order(len(masks[0]))[0])
     ends = [] if scores is None else [int(scores.argmax()), int(scores.argmin())]
     for other in (chosen, *ends):

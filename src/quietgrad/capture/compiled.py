@@ -97,6 +97,16 @@ def run_uncompiled() -> Iterator[None]:
         hold.stop()
 
 
+@contextmanager
+def traced_by_dynamo(stance: str) -> Iterator[None]:
+    """In it torch's compiler has this stance, whoever holds another one."""
+    changed: Any = torch.compiler.set_stance(stance)
+    try:
+        yield
+    finally:
+        changed.__exit__(None, None, None)
+
+
 class _Stance:
     """The compiler's stance, of which there is one in a process."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,17 +51,18 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
     seen, stack = {losses.grad_fn}, [losses.grad_fn]
     while stack:  # in one pass: a graph is asked for its nodes in every step
         node: Any = stack.pop()
-        name = type(node).__name__
-        if name == "AccumulateGrad":
+        kind = _kind_of(type(node))  # type: ignore[arg-type]
+        if kind.is_leaf:
             _refuse_leaf(node, tape, describe)
-        elif isinstance(node, torch.autograd.function.BackwardCFunction):
+        elif kind.is_custom:
             _refuse_stray(node, tape)
-        labels = [name]
-        if _has_details(name):
-            labels = [_label(node, batch)]
+        label = kind.name
+        if kind.has_details:
+            label = _label(node, batch)
             is_selection = _selects_rows(node)
-            orders = orders or is_selection or labels[0].endswith(")")
+            orders = orders or is_selection or label.endswith(")")
             selects = selects or (is_selection and not _keeps_rows(node))
+        labels = [label]
         for child, nr in node.next_functions:
             if child is not None:
                 name = type(child).__name__
@@ -73,11 +74,28 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
     return Graph(frozenset(links), selects, orders)
 
 
-@cache
-def _has_details(name: str) -> bool:
-    """Whether nodes of this name are told apart, or may pick rows."""
+class _Kind(NamedTuple):
+    """What all nodes of a type have in common.
+
+    Attributes:
+        name: the type's.
+        is_leaf: whether they give a gradient to a tensor.
+        is_custom: whether they are of a function written in Python.
+        has_details: whether they are told apart, or may pick rows.
+    """
+
+    name: str
+    is_leaf: bool
+    is_custom: bool
+    has_details: bool
+
+
+@lru_cache(maxsize=1024)  # each custom function has a type of its own
+def _kind_of(kind: type) -> _Kind:
+    name = kind.__name__
     is_picking = name.startswith(_SELECTIONS) or name in _PICKING
-    return is_picking or name in _DETAILS
+    is_custom = issubclass(kind, torch.autograd.function.BackwardCFunction)
+    return _Kind(name, name == "AccumulateGrad", is_custom, is_picking or name in _DETAILS)
 
 
 def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from quietgrad.capture.choice import (
     COPIED,
     FEW,
     choose_singles,
+    displace,
     list_companies,
     random_order,
     replace_others,
@@ -217,6 +218,14 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, batch)
 
 
+def is_repeated_alike(recorded: RecordedCall) -> bool:
+    """Whether a call gives the same outputs and gradients when it is made again as it was."""
+    examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
+    everyone = torch.arange(recorded.batch)
+    run = examination.run_if_possible(copy_arguments, everyone)
+    return run is not None and run.is_alike and bool(examination._agrees(run, everyone, everyone))
+
+
 def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
     """Refuse a call with one sample that gives something else after another sample was run.
 
@@ -331,8 +340,9 @@ class _Examination:
             is_same = self._replace_others(kept, DrawRecorder())
         yield is_same, self._explaining_mixed
         alone = kept.nonzero().flatten()
-        alone = alone[random_order(len(alone))][: None if is_new else COPIED]
-        alone = take_several(alone, self.recorded.batch)
+        if not is_new:
+            alone = alone[random_order(len(alone))[:COPIED]]
+        alone = take_several(displace(alone), self.recorded.batch)
         backward = is_new or not in_whole
         is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
         explain = partial(self._explain_company, alone, self._drawn, backward=backward)

@@ -68,6 +68,8 @@ class CaptureMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         try:
+            if _is_metadata(func):
+                return func(*args, **(kwargs or {}))
             tape = self._current_tape()
             # Most operations are on activations alone, and have a graph: there is no more to know.
             if _is_ordinary(func) and self._are_data(args, tape) and not kwargs:
@@ -114,8 +116,6 @@ class CaptureMode(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tape: Tape
     ) -> Any:
         operation = classify(func)
-        if operation.is_metadata:
-            return func(*args, **kwargs)
         if func in CHECKED:
             is_free = partial(self._is_free_of_data, tape=tape)
             check_operation(func, args, kwargs, self._path, is_free)
@@ -348,6 +348,11 @@ class CaptureMode(TorchFunctionMode):
 _NUMBERS = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, slice, type(...)}
 )
+
+
+@cache
+def _is_metadata(func: Callable[..., Any]) -> bool:
+    return classify(func).is_metadata
 
 
 @cache

@@ -225,11 +225,13 @@ class Interception:
 
     def stop(self) -> None:
         """Leave torch as it was."""
-        if self._own is not None and vars(_Base).get("apply") is self._own:
+        if self._own is None:
+            return
+        if vars(_Base).get("apply") is self._own:
             del _Base.apply
             _Scripted.__call__ = _call_scripted
-        self._own = None
         self._uncompiled.stop()
+        self._own = None  # last: an interrupt may come before
 
 
 # -- torch.vmap ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -111,41 +111,42 @@ class _Tree:
     """Where modules hold tensors and other modules, to be compared: that is done often."""
 
     def __init__(self, *kinds: str) -> None:
-        self._kinds, self._modules = kinds, list[nn.Module]()
-        self._held: list[Any] = []  # kept alive: an id may come again
+        self._kinds = kinds
+        self._modules: list[dict[str, Any]] = []
+        self._held: list[Any] = []
         self._holders: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._sizes: list[int] = []
         self._tensors: list[Tensor] = []
-        self._seen: list[Any] | None = None
+        self._are_trained: list[bool] | None = None
 
     def add(self, module: nn.Module) -> None:
         """A module of the model."""
-        self._modules.append(module)
+        self._modules.append(vars(module))
 
     def note_all(self) -> None:
         """All modules were added."""
         self._holders = self._find_holders()
         self._held = [each for holder in self._holders for each in holder.values()]
+        self._names, self._sizes = [*chain.from_iterable(self._holders)], [*map(len, self._holders)]
         self._tensors = [each for each in self._held if isinstance(each, Tensor)]
-        self._seen = self._look()
+        self._are_trained = [*map(_is_trained, self._tensors)]
 
     def is_unchanged(self) -> bool:
         """Whether names, tensors, modules and what is trainable are those of then."""
-        return self._seen is not None and self._seen == self._look()
+        holders = self._find_holders()
+        # By identity: tensors are not to be compared by value. Equal sizes make the runs as long.
+        return (
+            self._are_trained == [*map(_is_trained, self._tensors)]
+            and all(map(is_, holders, self._holders))
+            and self._sizes == [*map(len, holders)]
+            and all(map(is_, chain.from_iterable(map(dict.values, holders)), self._held))
+            and self._names == [*chain.from_iterable(holders)]
+        )
 
     def _find_holders(self) -> list[dict[str, Any]]:
         """The dictionaries of the modules themselves, which may be replaced, too."""
-        return [vars(module)[kind] for module in self._modules for kind in self._kinds]
-
-    def _look(self) -> list[Any]:
-        holders = self._find_holders()
-        held = chain.from_iterable(map(dict.values, holders))
-        return [
-            [*map(id, holders)],
-            [*map(len, holders)],
-            [*chain.from_iterable(holders)],
-            [*map(id, held)],  # tensors are not to be compared by value
-            [*map(_is_trained, self._tensors)],
-        ]
+        return [module[kind] for module in self._modules for kind in self._kinds]
 
 
 def _collect(

@@ -65,6 +65,7 @@ class ModelCall:
         transient: attributes that the user has changed since.
         random_after: the generators after the call, if it drew from NumPy's or Python's.
         orders_rows: whether the graph behind it picks rows; a repeat may pick others.
+        is_compiled: whether it did not run as it was written.
         sizes: of the captured operations in it.
     """
 
@@ -83,6 +84,7 @@ class ModelCall:
     transient: set[str] = field(default_factory=set)
     random_after: RandomState | None = None
     orders_rows: bool = False
+    is_compiled: bool = False
     sizes: Sizes = ()
     _ends: list[Any] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)

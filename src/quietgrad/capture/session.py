@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.compiled import Uncompiled, refuse_compiled_backward
 from quietgrad.capture.draws import RandomState, find_devices
+from quietgrad.capture.independence import RecordedCall, is_repeated_alike
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.model_state import (
@@ -58,10 +60,13 @@ from quietgrad.errors import (
 )
 from quietgrad.factors.base import Verdict, without_autocast
 
+if TYPE_CHECKING:
+    from quietgrad.capture.compilation import ModelCompiler
+
 
 def remove_mode(unwanted: TorchFunctionMode) -> None:
     """Switch it off, however often it is on: an interrupt may have come at any moment."""
-    if not any(mode is unwanted for mode in _get_current_function_mode_stack()):
+    if unwanted not in _get_current_function_mode_stack():
         return
     others = [_pop_mode() for _ in _get_current_function_mode_stack()]
     for mode in reversed(others):
@@ -85,6 +90,7 @@ class Capture:
         *,
         thorough: bool = True,
         world: World | None = None,
+        backend: str | None = None,
     ) -> None:
         _refuse_attached(model)
         self._world = world or World()
@@ -101,7 +107,8 @@ class Capture:
         self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
-        self._model, self._devices = model, find_devices(model)
+        self._model = self.model = model
+        self._devices = find_devices(model)
         self.loss_scale = 1.0  # by which gradients come multiplied
         self._attributes, self._weights = (
             AttributeWatch(model),
@@ -116,8 +123,17 @@ class Capture:
             self.parameters.describe,
             self._repeating,
             self._refuse_kept_gradients,
+            self._certify,
             thorough=thorough,
         )
+        self.compiler: ModelCompiler | None = None
+        self.plain_call: Callable[..., Any] = model._call_impl
+        self._own_call = vars(model).get("_compiled_call_impl")
+        if backend is not None:
+            # By name: torch's compiler takes a second to load.
+            compilation = import_module("quietgrad.capture.compilation")
+            self.compiler = compilation.ModelCompiler(model, backend, self.parameters, self._mode)
+            model._compiled_call_impl = _Route(self)
         self._handles: dict[nn.Module, tuple[RemovableHandle, RemovableHandle]] = {}
         for path, module in model.named_modules():
             hook = _Hook(self, path)
@@ -137,6 +153,10 @@ class Capture:
             for handle in handles:
                 handle.remove()
         self._handles.clear()
+        if isinstance(vars(self._model).get("_compiled_call_impl"), _Route):
+            del self._model._compiled_call_impl
+            if self._own_call is not None:
+                self._model._compiled_call_impl = self._own_call
 
     def _stay_outermost(self, module: nn.Module) -> None:
         """What the user's hooks do is part of the forward, also of hooks that came later."""
@@ -168,6 +188,8 @@ class Capture:
             self._uncompiled.stop()
         else:
             self._uncompiled.start()
+        if verify and self.compiler is not None:
+            self.compiler.is_wanted = False
         self._begin(batch, verify=verify, collation=collation)
 
     def rest(self) -> None:
@@ -175,7 +197,6 @@ class Capture:
         self._uncompiled.stop()
 
     def _begin(self, batch: int | None, *, verify: bool, collation: Collation | None) -> None:
-        self._switch_off()
         self._is_capturing = self._is_paused = self._is_repeating = False
         if batch is None:
             self._weights.end()
@@ -233,6 +254,7 @@ class Capture:
                 parameter.grad = None
             raise
         finally:
+            self._switch_off()
             self._begin(tape.batch, verify=tape.verify, collation=collation)
 
     def operations(self) -> dict[str, tuple[str, ...]]:
@@ -351,15 +373,68 @@ class Capture:
             self._switch_off()
             self._is_capturing = False
             failed = output is None and sys.exception() is not self._handled
-            call, self._call = self._call, None
             if failed and isinstance(sys.exception(), QuietgradError):
                 self.rest()
-            if call is not None and not failed:
-                probe = self._tape.running_probe
-                call.end(output, lambda tensor: OutputLayout(tensor, probe))
-                self._tape.calls.append(call)
+            self._end_call(output, failed=failed)
         if captured and output is not None:
             check_replaced_buffers(module, self._tape)
+
+    def _end_call(self, output: Any, *, failed: bool = False) -> None:
+        call, self._call = self._call, None
+        if call is not None and not failed:
+            probe = self._tape.running_probe
+            call.end(output, lambda tensor: OutputLayout(tensor, probe))
+            self._tape.calls.append(call)
+
+    def call(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call of the model from outside: compiled if that was seen to give the same."""
+        model, compiler, tape = self._model, self.compiler, self._tape
+        assert compiler is not None
+        if compiler.is_trying and self._is_repeating:
+            return compiler.try_call(tape, args, kwargs)
+        is_captured = self._is_out and not (self._is_paused or self._is_repeating)
+        if not is_captured or self._mode.frames or not self._when():
+            run = self.plain_call if self._is_out or self._own_call is None else self._own_call
+            return run(*args, **kwargs)
+        if compiler.is_ready(tape):
+            self._attributes.reset_known()
+            self._record_call(model, args, kwargs)
+            self._provenance.note_arguments((*args, *kwargs.values()), tape.batch)
+            graph, output = compiler.run(tape, args, kwargs)
+            if graph is not None:
+                assert self._call is not None
+                self._call.is_compiled, self._call.orders_rows = True, graph.orders_rows
+                self._end_call(output)
+                return output
+            if self._call is not None:
+                self._call.random.restore()
+            self._call = None
+        result: Any = self.plain_call(*args, **kwargs)
+        return result
+
+    @property
+    def wants_certificate(self) -> bool:
+        """Whether the next micro-batch is to be verified, so that it can be compiled."""
+        return self.compiler is not None and self.compiler.is_wanted
+
+    def _certify(self, recorded: RecordedCall, tape: Tape, number: int) -> None:
+        """Compile a call that was verified as it ran, if it gives the same."""
+        compiler, call = self.compiler, recorded.call
+        if compiler is None or not compiler.may_try or call.is_compiled:
+            return
+        if call.model is not self._model or not call.with_gradients:
+            return
+        if tape.selects_rows or tape.has_owned_rows() or tape.recomputes or tape.is_checkpointed:
+            compiler.give_up("its rows belong to samples in any order, or it computes some again")
+        elif any(is_enabled for *_, is_enabled in call.autocast):
+            compiler.give_up("autocast is on")
+        elif call.leaves_traces:
+            compiler.give_up("a call changes what the model holds, or draws outside of torch")
+        else:
+            sites = [site for site in tape.sites if site.uses and site.call == number]
+            with compiler.trying(sites):
+                is_alike = is_repeated_alike(recorded)
+            compiler.conclude(is_alike=is_alike, orders_rows=call.orders_rows)
 
     def _record_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Unless it is a part that runs again inside a backward pass, or only repeated."""
@@ -446,6 +521,18 @@ class Capture:
         name = self._provenance.watch.find_changed(self._provenance.is_known_constant)
         if name is not None:
             raise raw_data_refusal(name)
+
+
+class _Route:
+    """Takes the calls of a model that is compiled; of a copy of it it does nothing."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._capture.plain_call(*args, **kwargs)
+        return self._capture.call(args, kwargs)
 
 
 class _Hook:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -145,6 +146,8 @@ class Tape:
         self.functions: set[Callable[..., Any]] = set()
         self.calls: list[ModelCall] = []
         self.collation: Collation | None = None
+        # In it a graph may be kept behind a backward pass; compiled code has to be told.
+        self.keeping: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` depends neither on data nor on trainable parameters."""
@@ -161,7 +164,7 @@ class Tape:
                 values = real_parts(parameter.detach())
                 if self.provenance.at_rest(parameter) is not parameter:
                     values = values.clone()  # what is gathered is freed before gradients are summed
-                self._entries[name] = _apply(_Entry, values, self.token, self, name)
+                self._entries[name] = apply_function(_Entry, values, self.token, self, name)
         return self._entries[name]
 
     def add_derived(self, derived: Derived, known_as: Tensor | None = None) -> Tensor:
@@ -196,13 +199,21 @@ class Tape:
                 self._expected[name] = self._expected.get(name, 0) + 1
         return site
 
+    def withdraw(self, sites: Collection[Site]) -> None:
+        """These are not used after all."""
+        self.sites = [site for site in self.sites if site not in sites]
+        for name in (name for site in sites for name in site.names):
+            self._expected[name] -= 1
+
     def tap_output(self, output: Tensor, site: Site, saved: Sequence[Tensor]) -> Tensor:
         """``output`` itself; ``site`` receives its gradient, with what was saved."""
-        return _apply(_TapOutput, output, self.token, site, *saved)
+        tapped: Tensor = apply_function(_TapOutput, output, self.token, site, *saved)
+        return tapped
 
     def tap_source(self, values: Tensor, site: Site, shape: torch.Size) -> Tensor:
         """``values`` broadcast to ``shape``; their gradient goes to ``site`` and ends there."""
-        return _apply(_TapSource, values, self.token, site, shape)
+        tapped: Tensor = apply_function(_TapSource, values, self.token, site, shape)
+        return tapped
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it, each once, in the order they ran."""
@@ -271,9 +282,10 @@ class Tape:
         """
         self.phase, self._probe, self._observe = TapePhase.PROBING, probe, observe
         keep_graph = keep_graph or probe is not None
-        torch.autograd.backward(
-            list(roots), list(gradients), retain_graph=keep_graph, inputs=self._ends(leaves)
-        )
+        with self.keeping() if keep_graph else nullcontext():
+            torch.autograd.backward(
+                list(roots), list(gradients), retain_graph=keep_graph, inputs=self._ends(leaves)
+            )
         self._observe = _ignore
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
@@ -481,12 +493,12 @@ def stray_gradient(where: str) -> StrayGradientError:
     )
 
 
-def _apply(function: Any, *args: Any) -> Tensor:
+def apply_function(function: Any, *args: Any) -> Any:
+    """As ``function.apply``, in less time."""
     if torch._C._are_functorch_transforms_active():
-        result: Tensor = function.apply(*args)
-    else:  # what else `apply` does is for functions of users
-        result = super(_SingleLevelFunction, function).apply(*args)
-    return result
+        return function.apply(*args)
+    # What else `apply` does is for functions of users.
+    return super(_SingleLevelFunction, function).apply(*args)
 
 
 class _TapOutput(torch.autograd.Function):

@@ -131,6 +131,7 @@ class Verifier:
             each repeat.
         on_probed: called when gradients have been back-propagated, before calls are repeated; it
             may refuse what hooks did meanwhile.
+        on_examined: called with each call of several samples that was verified, and its number.
         thorough: whether independence is verified, and not only which rows belong to whom.
     """
 
@@ -139,9 +140,11 @@ class Verifier:
         describe: Callable[[nn.Parameter], str],
         repeating: Callable[[], AbstractContextManager[Recapture]],
         on_probed: Callable[[], None],
+        on_examined: Callable[[RecordedCall, Tape, int], None],
         *,
         thorough: bool,
     ) -> None:
+        self._on_examined = on_examined
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._on_probed = on_probed
         self._known: set[Any] = set()
@@ -162,7 +165,7 @@ class Verifier:
         graph = summarize_graph(losses, tape, self._describe)
         tape.selects_rows = graph.selects_rows
         for call in tape.calls:
-            call.orders_rows = graph.orders_rows
+            call.orders_rows |= graph.orders_rows
         return graph
 
     def wants_passes(self, tape: Tape, graph: Graph) -> bool:
@@ -255,6 +258,7 @@ class Verifier:
                         self._joined.add(number)
                     if tape.collation is not None and (is_new or secrets.randbelow(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
+                    self._on_examined(recorded, tape, number)
         self._warn_of_tables(tape)
         for call in tape.calls:
             call.state = None  # it may be large

@@ -114,7 +114,12 @@ class Shards(Replicas):
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def new_sums(self, trained: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> Sums:
+    def new_sums(
+        self,
+        plain: type[Sums],
+        trained: Mapping[str, nn.Parameter],
+        groups: Sequence[Group],
+    ) -> Sums:
         """To which clipped sums of whole gradients are added."""
         by_module = self._sharded.list_groups()
         return ShardedSums(

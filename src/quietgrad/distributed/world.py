@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
 from quietgrad.errors import DistributedTrainingError, RankError
-from quietgrad.grouping.base import Group
-from quietgrad.reduction import ClippedReducer, Sums
+
+if TYPE_CHECKING:
+    from quietgrad.grouping.base import Group
+    from quietgrad.reduction import ClippedReducer, Sums
 
 T = TypeVar("T")
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -110,14 +112,20 @@ class World:
 
     # -- sums ----------------------------------------------------------------------------------
 
-    def new_sums(self, trained: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> Sums:
+    def new_sums(
+        self,
+        plain: type[Sums],
+        trained: Mapping[str, nn.Parameter],
+        groups: Sequence[Group],
+    ) -> Sums:
         """To which the clipped sums of this rank's samples are added.
 
         Args:
+            plain: those of one process.
             trained: parameters by name.
             groups: of parameters that are clipped together.
         """
-        return Sums()
+        return plain()
 
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.

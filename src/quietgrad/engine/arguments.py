@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,21 @@ def check_pinning(pin_memory: Any) -> bool:
 _MOST_LOSS_SCALE = 2.0**24
 
 
+def check_backend(compile: bool | str) -> str | None:
+    """The backend of torch's compiler, by name; None if nothing is to be compiled."""
+    if not compile:
+        return None
+    name = "inductor" if compile is True else compile
+    dynamo = import_module("torch._dynamo")  # by name: it takes a second
+    known = dynamo.list_backends(exclude_tags=())
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(
+            f"compile={compile!r} is not valid: expected True, False or one of torch's backends, "
+            f"{known}"
+        )
+    return name
+
+
 def check_loss_scale(scale: Any) -> float:
     """A power of two: gradients that are multiplied and divided by it keep every digit."""
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
@@ -205,8 +221,14 @@ def open_common_ledger(
     return own
 
 
-def check_world(world: World, diagnostics: object, momentum: object) -> None:
+def check_world(world: World, diagnostics: object, momentum: object, compile: object) -> None:
     """Refuse what works in one process only, or with whole weights on every rank."""
+    if world.has_collectives and compile:
+        raise DistributedTrainingError(
+            "compile= is given, and the model is sharded",
+            "Train without it, or with whole copies of the model on every rank.",
+            "weights that are gathered while a forward runs cannot be traced",
+        )
     if world.has_collectives and momentum is not None:
         raise DistributedTrainingError(
             "momentum=InnerOuter is given, and the model is sharded",

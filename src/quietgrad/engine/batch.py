@@ -442,7 +442,7 @@ class BatchIterator:
             # What goes around torch's count of writes (.data, numpy) may be put back before the
             # next verification or the step: weights are compared in other micro-batches, too,
             # where that does not mean to wait for a device.
-            is_watched = is_due or (self._is_on_host() and secrets.randbelow(_WATCHED) == 0)
+            is_watched = is_due or (secrets.randbelow(_WATCHED) == 0 and self._is_on_host())
             if is_first:
                 self._capture.begin_batch(thorough=is_watched)
             else:
@@ -464,4 +464,5 @@ class BatchIterator:
         return Collation(content, indices, loader.dataset.__getitem__, loader.collate_fn)
 
     def _is_verification_due(self, samples: int) -> bool:
-        return self._schedule.is_due(samples)
+        is_due = self._schedule.is_due(samples)
+        return is_due or (samples > 1 and self._capture.wants_certificate)

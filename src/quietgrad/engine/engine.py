@@ -28,6 +28,7 @@ from quietgrad.distributed.modes import find_world
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
+    check_backend,
     check_delta,
     check_functions,
     check_loss_scale,
@@ -58,7 +59,7 @@ from quietgrad.grouping.styles import resolve as resolve_grouping
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter, Losses, Momentum
 from quietgrad.noise import resolve as resolve_noise
-from quietgrad.reduction import ClippedReducer
+from quietgrad.reduction import ClippedReducer, Sums
 from quietgrad.sampling.loader import BatchLoader, LogicalBatch
 from quietgrad.sampling.samplers import Sampler, population, require_batch_size
 from quietgrad.sampling.samplers import resolve as resolve_sampler
@@ -134,6 +135,9 @@ class PrivacyEngine:
         verification: How often it is verified again that samples do not depend on each other:
             ``"default"`` (micro-batch t with probability max(1/t, 1/100), at random), ``"every"``,
             or ``"once"``. The first micro-batch, and each that does something new, always is.
+        compile: Whether training forwards run compiled by ``torch.compile`` once a verified
+            micro-batch has shown that this gives the same, with inductor or another backend, by
+            name. What cannot be compiled runs as it was written. Changes speed only.
         seed: Fixes sampling and noise, for tests only: whoever knows it can subtract the noise.
     """
 
@@ -169,6 +173,7 @@ class PrivacyEngine:
         pin_memory: bool = False,
         lengths: Sequence[int] | Tensor | None = None,
         verification: Frequency = "default",
+        compile: bool | str = False,
         seed: int | None = None,
     ) -> None:
         model = original(model)
@@ -177,7 +182,7 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         schedule = Schedule(verification)
         check_functions(noise_schedule, collate_fn, diagnostics)
-        check_world(world, diagnostics, momentum)
+        check_world(world, diagnostics, momentum, compile)
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = check_delta(delta, self._population)
@@ -267,9 +272,11 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(
-            self._radii.limits, lambda: world.new_sums(self._trained(), self.groups)
+            self._radii.limits, lambda: world.new_sums(Sums, self._trained(), self.groups)
         )
-        self._capture = Capture(model, when=lambda: model.training, world=world)
+        self._capture = Capture(
+            model, when=lambda: model.training, world=world, backend=check_backend(compile)
+        )
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         self._iterator = BatchIterator(
@@ -510,6 +517,11 @@ class PrivacyEngine:
     def planned_steps(self) -> int | None:
         """Number of steps the noise was planned for; None if ``epochs`` was not given."""
         return self._budget.planned_steps
+
+    @property
+    def compilation(self) -> str:
+        """Whether training forwards run compiled, or why they do not."""
+        return "not asked for" if (own := self._capture.compiler) is None else own.status
 
     @property
     def nonfinite_samples(self) -> int:

@@ -390,11 +390,11 @@ class Stamp:
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors, self._versions = tensors, [*map(version_of, tensors)]
-        self._contents: list[Tensor] | None = None
+        self._contents: list[Tensor] | Tensor | None = None
 
     def seal(self) -> None:
         """Note what is in them."""
-        self._contents = [content_of(tensor) for tensor in self.tensors]
+        self._contents = self._content()
 
     def differs(self) -> Verdict:
         """Whether one of them has been written to by now."""
@@ -404,9 +404,28 @@ class Stamp:
 
     def compare_contents(self) -> Iterator[Verdict]:
         """Of each, if it was sealed, whether something else is in it."""
-        for before, tensor in zip(self._contents or (), self.tensors, strict=False):
-            yield verdict_of(before.nan_to_num().ne(content_of(tensor).nan_to_num()).any())
+        before = self._contents
+        if before is None:
+            return
+        if isinstance(before, Tensor):
+            yield from before.nan_to_num().ne(self._joined_content().nan_to_num()).any(1).tolist()
+            return
+        for each, tensor in zip(before, self.tensors, strict=True):
+            yield verdict_of(each.nan_to_num().ne(content_of(tensor).nan_to_num()).any())
 
+    def _content(self) -> list[Tensor] | Tensor:
+        """Of each tensor; of several of one kind that are at hand, in one."""
+        kinds = {tensor.dtype for tensor in self.tensors}
+        is_plain = len(kinds) == 1 and kinds <= _PLAIN and all(map(is_at_hand, self.tensors))
+        return self._joined_content() if is_plain else [*map(content_of, self.tensors)]
+
+    def _joined_content(self) -> Tensor:
+        values = [tensor.detach() for tensor in self.tensors]
+        sums = [*map(torch.sum, values), *map(torch.linalg.vector_norm, values)]
+        return torch.stack(sums).view(2, -1).T
+
+
+_PLAIN = {torch.float32, torch.float64}  # their sums and norms are of the same type
 
 # Numbers that are held in half precision are multiplied and added up in float32: so many of them
 # are widened at a time, for as long as it takes.
@@ -526,7 +545,10 @@ def like_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
 
 def version_of(tensor: Tensor) -> int:
     """How often torch has seen it written to."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode, where nothing is counted
+        return 0
 
 
 def writable(total: Tensor) -> Tensor:

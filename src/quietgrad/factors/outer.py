@@ -18,6 +18,7 @@ from quietgrad.factors.base import (
     TensorFactor,
     cover_rounding,
     form,
+    is_at_hand,
     is_true,
     of_samples,
     peaks_of,
@@ -33,6 +34,11 @@ from quietgrad.factors.base import (
 # relative error grows as eps * (sum_t |row_t||col_t|)^2 / norm^2; beyond these errors the sample
 # is evaluated again from its materialized gradient.
 _TOLERATED_ERROR = {torch.float32: 1e-4, torch.float64: 1e-10}
+
+
+# Positions are split in at most so many blocks of at least this size, to use the symmetry of a Gram
+# matrix: with more the products are too small to be fast.
+_MOST_BLOCKS, _LEAST_BLOCK = 4, 64
 
 
 class Outer(TensorFactor):
@@ -92,11 +98,28 @@ class Outer(TensorFactor):
         return self.rows @ self.rows.mT, self.cols @ self.cols.mT
 
     def _squares(self) -> tuple[Tensor, ...]:
-        row_gram, col_gram = self._grams()
-        # Copies: the matrices themselves are not to be held.
-        sizes = [gram.diagonal(dim1=1, dim2=2).clone() for gram in (row_gram, col_gram)]
-        # Not a product of matrices: sums are rounded less.
-        return row_gram.mul_(col_gram).sum((1, 2)), *sizes
+        """Of each block of positions with itself, and twice with those before: Grams are symmetric.
+
+        A device is better at few large products, and is asked for as few as possible.
+        """
+        count = min(_MOST_BLOCKS, self.positions // _LEAST_BLOCK) if is_at_hand(self.rows) else 1
+        size = -(-self.positions // max(1, count))
+        squares, sizes = [], []
+        for start in range(0, self.positions, size):
+            sides = [side[:, start : start + size] for side in (self.rows, self.cols)]
+            row_gram, col_gram = (side @ side.mT for side in sides)
+            # Copies: the matrices themselves are not to be held.
+            sizes.append([g.diagonal(dim1=1, dim2=2).clone() for g in (row_gram, col_gram)])
+            # Not a product of matrices: sums are rounded less.
+            squares.append(row_gram.mul_(col_gram).sum((1, 2)))
+            if start:
+                before = self.rows[:, :start], self.cols[:, :start]
+                rest, other = (s @ b.mT for s, b in zip(sides, before, strict=True))
+                squares.append(rest.mul_(other).sum((1, 2)).mul_(2))
+        if len(squares) == 1:
+            return squares[0], *sizes[0]
+        joined = (torch.cat(each, 1) for each in zip(*sizes, strict=True))
+        return torch.stack(squares).sum(0), *joined
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.is_half:

@@ -40,6 +40,18 @@ case("group-norm-2d", lambda: (nn.GroupNorm(2, 6), randn(B, 6)))
 case("group-norm-3d", lambda: (nn.GroupNorm(3, 6), randn(B, 6, 5)))
 case("group-norm-between", lambda: (between(nn.GroupNorm(2, 6)), randn(B, 5)))
 case("group-norm-no-affine", lambda: (between(nn.GroupNorm(2, 6, affine=False)), randn(B, 5)))
+
+
+def _channels_last(norm, *sizes):
+    """Images whose channels lie side by side, normalized between two operations on pixels."""
+    layout = {"memory_format": torch.channels_last}
+    model = nn.Sequential(nn.Conv2d(sizes[0], norm.num_channels, 1), norm, nn.ReLU(True))
+    return model.to(**layout), randn(B, *sizes).to(**layout)
+
+
+case("group-norm-channels-last", lambda: _channels_last(nn.GroupNorm(2, 6), 6, 4, 6))
+case("group-norm-channels-last-own-groups", lambda: _channels_last(nn.GroupNorm(6, 6), 2, 5, 3))
+case("group-norm-channels-last-one-group", lambda: _channels_last(nn.GroupNorm(1, 6), 2, 5, 3))
 case("instance-norm-1d", lambda: (nn.InstanceNorm1d(3, affine=True), randn(B, 3, 5)))
 case("instance-norm-2d", lambda: (nn.InstanceNorm2d(3, affine=True), randn(B, 3, 5, 2)))
 case("instance-norm-3d", lambda: (nn.InstanceNorm3d(3, affine=True), randn(B, 3, 2, 3, 2)))

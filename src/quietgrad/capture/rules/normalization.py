@@ -79,7 +79,22 @@ def group_norm(
 ) -> Tensor:
     """Normalization over groups of channels."""
     if _is_native(input, weight, bias):
-        return _native_group_norm(call, input, num_groups, weight, bias, eps)
+        found = _native_group_norm(call, input, num_groups, weight, bias, eps)
+        if found is not None:
+            return found
+    return plain_group_norm(call, input, num_groups, weight, bias, eps)
+
+
+def plain_group_norm(
+    call: Call,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """The same without torch's kernels for each image."""
     output = F.group_norm(input, num_groups, call.value(weight), call.value(bias), eps)
     normalize = partial(F.group_norm, num_groups=num_groups, eps=eps)
     return _watch_channels(call, output, input, (weight, bias), normalize)
@@ -91,9 +106,14 @@ def _is_native(input: Tensor, *affine: Tensor | None) -> bool:
     return (
         dtypes in ({torch.float32}, {torch.float64})
         and not torch.is_autocast_enabled(input.device.type)
-        and input.is_contiguous()
+        and (input.is_contiguous() or _has_channels_last(input))
         and input.numel() > 0
     )
+
+
+def _has_channels_last(images: Tensor) -> bool:
+    """Whether the channels of a pixel lie side by side."""
+    return images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _native_group_norm(
@@ -103,7 +123,8 @@ def _native_group_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-) -> Tensor:
+) -> Tensor | None:
+    """None where it has no advantage."""
     images, channels = input.shape[:2]
     pixels = input.numel() // (images * channels)
     affine = call.value(weight), call.value(bias)
@@ -114,6 +135,8 @@ def _native_group_norm(
             apply: Any = _GroupNorm.apply
             normalized: Tensor = apply(input, call.token, site, *affine, groups, eps)
             return normalized
+    if not input.is_contiguous():
+        return None
     output, mean, scale = torch.native_group_norm(
         input, *affine, images, channels, pixels, groups, eps
     )
@@ -168,7 +191,8 @@ class _GroupNorm(torch.autograd.Function):
     """Group normalization whose site also receives every image's gradients of scale and shift.
 
     Torch's kernel adds them up over the images. Channels of different images may as well be those
-    of one image, in groups of their own: there is nothing to add up then.
+    of one image, in groups of their own: there is nothing to add up then. Where channels come last
+    in memory, they may not, and that kernel takes several times as long.
     """
 
     @staticmethod
@@ -199,21 +223,70 @@ class _GroupNorm(torch.autograd.Function):
         if grad is None:
             ctx.site.receive(None, ())
             return (None,) * 7
-        images, channels = input.shape[:2]
-        folded = (1, images * channels, input.numel() // (images * channels))
-        gradient, scales, shifts = torch.ops.aten.native_group_norm_backward(
-            grad.contiguous().view(folded),
-            input.view(folded),
-            mean.view(1, -1),
-            scale.view(1, -1),
-            weight.repeat(images),
-            *folded,
-            mean.numel(),
-            (ctx.needs_input_grad[0], True, True),
-        )
-        ctx.site.receive(grad, (scales.view(images, channels), shifts.view(images, channels)))
-        gradient = None if gradient is None else gradient.view(input.shape)
+        gradients = _fold_images if input.is_contiguous() else _sum_pixels
+        needs = bool(ctx.needs_input_grad[0])
+        gradient, scales, shifts = gradients(grad, input, mean, scale, weight, needs)
+        ctx.site.receive(grad, (scales, shifts))
         return gradient, *(None,) * 6
+
+
+def _fold_images(
+    grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, needs_input: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of the input, and of each image's scale and shift, by torch's kernel."""
+    images, channels = input.shape[:2]
+    folded = (1, images * channels, input.numel() // (images * channels))
+    gradient, scales, shifts = torch.ops.aten.native_group_norm_backward(
+        grad.contiguous().view(folded),
+        input.view(folded),
+        mean.view(1, -1),
+        scale.view(1, -1),
+        weight.repeat(images),
+        *folded,
+        mean.numel(),
+        (needs_input, True, True),
+    )
+    gradient = gradient.view(input.shape) if needs_input else None
+    return gradient, scales.view(images, channels), shifts.view(images, channels)
+
+
+_SIDE_BY_SIDE = 512  # so many numbers of several pixels in one row make long enough loops
+
+
+def _sum_pixels(
+    grad: Tensor, input: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, needs_input: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The same where channels come last: the input's gradient is linear in both maps."""
+    (images, channels), groups = input.shape[:2], mean.shape[1]
+    pixels, width = input.numel() // (images * channels), channels // groups
+    aside = 1
+    while 2 * aside * channels <= _SIDE_BY_SIDE and not pixels % (2 * aside):
+        aside *= 2
+    long = images, pixels // aside, aside * channels
+    grads, inputs = (maps.movedim(1, -1).reshape(long) for maps in (grad, input))
+    products = grads * inputs
+    sums, shifts = (
+        maps.sum(1).view(images, aside, channels).sum(1).view(images, groups, width)
+        for maps in (products, grads)
+    )
+    means, stretch = mean.view(images, groups, 1), scale.view(images, groups, 1)
+    scales = (sums - means * shifts) * stretch
+    own = scales.view(images, channels), shifts.view(images, channels)
+    if not needs_input:
+        return None, *own
+
+    def spread(factors: Tensor) -> Tensor:
+        each = factors.expand(images, groups, width).reshape(images, 1, channels)
+        return each.repeat(1, 1, aside)
+
+    weights = weight.view(groups, width)
+    slope = (scales * weights).sum(2, keepdim=True) * stretch.square() / -(pixels * width)
+    level = (shifts * weights).sum(2, keepdim=True) * stretch / -(pixels * width)
+    constant = spread(level - slope * means)
+    torch.addcmul(constant, grads, spread(stretch * weights), out=products)
+    products.addcmul_(inputs, spread(slope))
+    by_pixel = products.view(images, *input.shape[2:], channels)
+    return by_pixel.movedim(-1, 1), *own
 
 
 @rule(F.instance_norm)

@@ -1,0 +1,379 @@
+"""``PrivacyEngine(..., compile=)``: the same steps, and a fall back to what was written."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import quietgrad as qg
+from quietgrad.errors import QuietgradError
+
+inductor = pytest.param(
+    "inductor",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    yield
+    torch._dynamo.reset()
+
+
+class Attention(nn.Module):
+    """A small text model with most of what transformers use: positions, a tied head, GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(9, 8)
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.rand(8))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        x = self.words(ids) + self.places(torch.arange(length))
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + F.gelu(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        return self.head(x * self.scale).mean(1)
+
+
+class Convolutions(nn.Module):
+    """Convolutions, group norms, activations in place, a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4)
+        self.second = nn.Conv2d(4, 4, 3, stride=2)
+        self.token, self.last = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 5)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.second(self.act(self.norm(self.first(x)))))
+        rows = x.flatten(2).mT
+        rows = torch.cat([self.token.expand(len(rows), -1, -1), rows], 1)
+        return self.last(rows.tanh()).mean(1)
+
+
+class Derived(nn.Module):
+    """Weights that are computed of parameters alone: standardized, transposed, of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(6, 6))
+        self.down, self.up = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(5, 2))
+        self.register_buffer("shift", torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = (self.weight - self.weight.mean(0)) * self.shift
+        x = F.linear(x, self.other).tanh()
+        return x @ weight + x @ self.down.T @ self.up.T
+
+
+def _slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def ids(count: int) -> Tensor:
+    return torch.randint(0, 11, (count, 7))
+
+
+PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "linear": (linear, lambda n: torch.randn(n, 6)),
+    "attention": (Attention, ids),
+    "convolutions": (Convolutions, lambda n: torch.randn(n, 3, 6, 6)),
+    "derived": (Derived, lambda n: torch.randn(n, 6)),
+}
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().flatten(1).sum(1)
+
+
+class Recorder(torch.optim.SGD):
+    """Keeps what it is given."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.released: list[list[Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.released.append([p.grad.clone() for g in self.param_groups for p in g["params"]])
+        super().step(closure)
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    compile: bool | str,
+    *,
+    steps: int = 5,
+    losses: Callable[[nn.Module, Tensor], Tensor] = squares,
+    **options: Any,
+) -> tuple[list[list[Tensor]], qg.PrivacyEngine]:
+    """So many steps with seeded draws; what the optimizer got, and the engine."""
+    optimizer = Recorder([p for p in model.parameters() if p.requires_grad])
+    defaults = {"batch_size": 8, "noise_multiplier": 1.0, "delta": 1e-9, "seed": 1, "epochs": 9}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = qg.PrivacyEngine(
+            model.train(), optimizer, data, compile=compile, **(defaults | options)
+        )
+    torch.manual_seed(7)
+    while engine.steps_taken < steps:
+        for batch in engine.batches():
+            for (x,) in batch:
+                engine.backward(losses(model, x))
+            engine.step()
+            if engine.steps_taken == steps:
+                break
+    return optimizer.released, engine
+
+
+def both(
+    build: Callable[[], nn.Module], data: Any, backend: bool | str, **options: Any
+) -> qg.PrivacyEngine:
+    """Train as it was written, and compiled: both must get the same."""
+    found = []
+    for each in (False, backend):
+        torch.manual_seed(0)
+        released, engine = train(build(), data, each, **options)
+        engine.detach()
+        found.append(released)
+    tolerance = 1e-4
+    for eager, compiled in zip(*found, strict=True):
+        for one, other in zip(eager, compiled, strict=True):
+            assert (one - other).abs().max() <= tolerance * one.abs().max()
+    return engine
+
+
+def compiled_calls(engine: qg.PrivacyEngine) -> int:
+    compiler = engine._capture.compiler
+    assert compiler is not None
+    return compiler.calls
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", inductor])
+@pytest.mark.parametrize("name", ["attention", *(_slow(n) for n in PROBLEMS if n != "attention")])
+def test_compiled_steps_are_the_same_for_batches_of_any_size(name, backend):
+    build, make = PROBLEMS[name]
+    torch.manual_seed(3)
+    engine = both(build, TensorDataset(make(32)), backend)
+    assert engine.compilation == "compiled"
+    assert compiled_calls(engine) >= 3  # all but the first micro-batch, and what has one sample
+    assert len(engine._capture.compiler.graphs) == 1
+
+
+@pytest.mark.slow
+def test_of_other_lengths_there_is_one_more_graph():
+    """A dimension that was seen to change is taken for one that may."""
+    lengths = 2 * [4, 6, 5, 7, 4, 6, 7, 5]
+    left = [*lengths]
+
+    def cut(model: nn.Module, x: Tensor) -> Tensor:
+        return squares(model, x[:, : left.pop(0)])
+
+    torch.manual_seed(3)
+    engine = both(Attention, TensorDataset(ids(32)), "aot_eager", losses=cut, steps=8)
+    assert engine.compilation == "compiled"
+    assert len(engine._capture.compiler.graphs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grouping": "layer-wise"},
+        {"clipping": "abadi", "radius": 0.1},
+        {"clipping": "psac", "grouping": "param-wise"},
+        {"strategy": "keep"},
+        {"strategy": "ghost"},
+        {"physical_batch_size": 3},
+        {"loss_scale": 64.0},
+        {"verification": "every"},
+        {"verification": "once"},
+        {"sampling": "shuffled", "adjacency": "replace-one"},
+        {"batch_size": 1, "steps": 12},  # batches are empty, or have one sample, or two
+    ],
+    ids=str,
+)
+def test_options_are_the_same(options):
+    torch.manual_seed(3)
+    both(Attention, TensorDataset(ids(32)), "aot_eager", **options)
+
+
+@pytest.mark.slow
+def test_inner_momentum_is_the_same():
+    def train_with(compile: bool | str) -> list[list[Tensor]]:
+        torch.manual_seed(0)
+        model = linear().train()
+        optimizer = Recorder(model.parameters())
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine = qg.PrivacyEngine(
+                model,
+                optimizer,
+                TensorDataset(torch.randn(24, 6)),
+                batch_size=8,
+                noise_multiplier=1.0,
+                delta=1e-9,
+                seed=1,
+                compile=compile,
+                momentum=qg.InnerOuter(),
+            )
+        for batch in engine.batches():
+            for (x,) in batch:
+                engine.backward(lambda x=x: squares(model, x))
+            engine.step()
+        engine.detach()
+        return optimizer.released
+
+    for one, other in zip(train_with(False), train_with("aot_eager"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_nan_samples_are_dropped():
+    data = torch.randn(32, 6)
+    data[::5] = torch.nan
+    engine = both(linear, TensorDataset(data), "aot_eager")
+    assert engine.nonfinite_samples
+    assert compiled_calls(engine)
+
+
+@pytest.mark.slow
+def test_dropout_draws_the_same_or_is_not_compiled():
+    torch.manual_seed(3)
+    both(lambda: Function(draws), TensorDataset(torch.randn(32, 6)), "aot_eager")
+
+
+def draws(model: Any, x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5, model.training)
+
+
+# -- what is not compiled ------------------------------------------------------------------------
+
+
+class Function(nn.Module):
+    """Two layers with something in between."""
+
+    def __init__(self, between: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.between, self.count = between, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.between(self, self.first(x)))
+
+
+def mixes_when_compiled(model: Any, x: Tensor) -> Tensor:
+    return x - x.mean(0) if torch.compiler.is_compiling() else x
+
+
+def counts(model: Any, x: Tensor) -> Tensor:
+    model.count += 1
+    return x
+
+
+def prints(model: Any, x: Tensor) -> Tensor:
+    print(end="")
+    return x
+
+
+def branches(model: Any, x: Tensor) -> Tensor:
+    return x if float(x.detach().sum()) > 1e9 else 2 * x
+
+
+def computes_again(model: Any, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False)
+
+
+class Own(torch.autograd.Function):
+    """An identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clone()
+
+
+def applies(model: Any, x: Tensor) -> Tensor:
+    return Own.apply(x)
+
+
+def takes_rows(model: Any, x: Tensor) -> Tensor:
+    order = x.detach()[:, 0].argsort()
+    return x[order][order.argsort()]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        mixes_when_compiled,
+        counts,
+        *map(_slow, [prints, branches, computes_again, applies, takes_rows]),
+    ],
+)
+def test_what_cannot_be_compiled_runs_as_it_was_written(between):
+    torch.manual_seed(3)
+    engine = both(lambda: Function(between), TensorDataset(torch.randn(32, 6)), "aot_eager")
+    assert not compiled_calls(engine), engine.compilation
+    assert engine.compilation.startswith("runs as it was written: ")
+
+
+def test_what_begins_to_mix_later_is_refused():
+    def between(model: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0) if model.flag else x
+
+    torch.manual_seed(0)
+    model = Function(between)
+    model.flag = False
+    data = TensorDataset(torch.randn(32, 6))
+    engine = train(model, data, "aot_eager")[1]
+    assert compiled_calls(engine)
+    model.flag = True
+    with pytest.raises(QuietgradError, match="mix"):
+        for _ in range(3):
+            for batch in engine.batches():
+                for (x,) in batch:
+                    engine.backward(squares(model, x))
+                engine.step()
+    engine.detach()
+
+
+def test_detached_the_model_is_as_it_was():
+    torch.manual_seed(0)
+    model = linear()
+    before = dict(vars(model))
+    _, engine = train(model, TensorDataset(torch.randn(32, 6)), "aot_eager")
+    assert compiled_calls(engine)
+    engine.detach()
+    assert vars(model).keys() == before.keys()
+    assert model._compiled_call_impl is None
+
+
+@pytest.mark.parametrize("compile", ["no backend", 3])
+def test_another_backend_is_refused(compile):
+    with pytest.raises(ValueError, match="compile="):
+        train(linear(), TensorDataset(torch.randn(32, 6)), compile)

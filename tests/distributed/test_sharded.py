@@ -142,7 +142,7 @@ def documented(method, kind):
     """What the table of the documents says."""
     lines = (ROOT / "docs/distributed.md").read_text().splitlines()
     rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-    (head,) = (row for row in rows if KINDS[kind] in row)
+    (head,) = (row for row in rows if KINDS[kind] in row and not row[0])
     (row,) = (row for row in rows if f"{method}" in row[0] and len(row) == len(head))
     return row[head.index(KINDS[kind])]
 
@@ -222,10 +222,6 @@ def kill_and_resume(tmp_path, where, victim, ranks=2):
         # Steps that were recorded before the kill, and not saved, count.
         lost = {PLACES[0]: 0, PLACES[1]: int(victim > 0)}.get(where, 1)
         assert each["recorded"] == 6 + lost
-
-
-def test_a_rank_that_is_killed(tmp_path):
-    kill_and_resume(tmp_path, "before the noise", 1)
 
 
 @pytest.mark.slow

@@ -113,9 +113,7 @@ def noise(noise="secure", seeded=False, steps=2, size=3000):
     _, engine = attach(nn.Linear(size, 10), noise=noise, seed=7 if seeded else None)
     found = []
     for step in range(steps):
-        engine._noise.begin_step(step)
-        totals = [torch.zeros(10, size), torch.zeros(10)]
-        noisy = engine._world.noisy(totals, lambda parts: engine._noise.add(parts, 1.0))
+        noisy = engine._update.noisy({}, step=step, std=1.0, divisor=1)
         found.append(torch.cat([each.flatten() for each in noisy]).tolist())
     return found
 

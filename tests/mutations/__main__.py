@@ -17,10 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .faults import FAULTS, Fault
+from .faults import FAULTS
+from .planting import LIBRARY, ROOT, Fault, plant
 
-ROOT = Path(__file__).parents[2]
-LIBRARY = ROOT / "src" / "quietgrad"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
 _TESTS_FAILED = 1  # what pytest says if tests ran and some failed
 _NONE_COLLECTED = 5
@@ -36,19 +35,6 @@ class Outcome:
     seconds: float
 
 
-def planted(fault: Fault, folder: Path) -> str | None:
-    """Make a copy of the library with the fault; what is wrong with the fault, if it cannot be."""
-    copy = folder / LIBRARY.name
-    shutil.copytree(LIBRARY, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for old, new in fault.edits:
-        files = [path for path in copy.rglob("*.py") if old in path.read_text()]
-        count = sum(path.read_text().count(old) for path in files)
-        if count != 1:
-            return f"not planted: found {count} times, expected once: {old!r}"
-        files[0].write_text(files[0].read_text().replace(old, new))
-    return None
-
-
 def pytest(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
     """Run tests against the library in a folder; the exit code and what was printed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
@@ -59,8 +45,11 @@ def tried(fault: Fault) -> Outcome:
     """Plant the fault, and look for a test that fails with it and passes without."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"{fault.name}-") as place:
-        problem = planted(fault, Path(place))
-        is_caught, by = (False, problem) if problem else _caught(Path(place), fault)
+        try:
+            plant(fault, Path(place))
+            is_caught, by = _caught(Path(place), fault)
+        except ValueError as error:
+            is_caught, by = False, str(error)
     return Outcome(fault, is_caught, by, time.monotonic() - start)
 
 

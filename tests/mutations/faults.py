@@ -1,57 +1,35 @@
 """The faults: which text is replaced by what, and which tests should notice.
 
 No fault names a file of the library, so files can move. A text that is rewritten must be rewritten
-here too: it has to occur exactly once, or the fault counts as not planted.
+here too: it has to occur exactly once (``test_faults.py``).
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One mistake.
-
-    Attributes:
-        name: for --only and the table.
-        what: the mistake in a sentence.
-        edits: text and replacement; each text occurs exactly once in the library.
-        tests: arguments of pytest that are tried first, before the whole fast suite.
-    """
-
-    name: str
-    what: str
-    edits: tuple[tuple[str, str], ...]
-    tests: tuple[str, ...]
-
-
-def _fault(name: str, what: str, old: str, new: str, tests: str, only: str = "") -> Fault:
-    selection = (*tests.split(), "-k", only) if only else tuple(tests.split())
-    return Fault(name, what, ((old, new),), selection)
-
+from .planting import Fault, make_fault
+from .verification_faults import REFUSALS
 
 CLIPPING = [
-    _fault(
+    make_fault(
         "auto-s",
         "AUTO-S divides by the norm plus twice gamma.",
         "norms + _at_least_tiny(self.gamma, norms)",
         "norms + 2 * _at_least_tiny(self.gamma, norms)",
         "tests/clipping/test_functions.py",
     ),
-    _fault(
+    make_fault(
         "psac",
         "PSAC takes 1 for one of its two r.",
         "_ratio(radius, norms + r / (norms + r))",
         "_ratio(radius, norms + r / (norms + 1))",
         "tests/clipping/test_functions.py",
     ),
-    _fault(
+    make_fault(
         "clip-without-min",
         "Abadi's clipping is R/n without the minimum, and lengthens short gradients.",
         "_ratio(radius, norms.clamp(min=_at_least_tiny(radius, norms)))",
         "_ratio(radius, norms.clamp(min=1e-30))",
         "tests/clipping/test_functions.py",
     ),
-    _fault(
+    make_fault(
         "cross-term",
         "Norms forget the cross term between two uses of a parameter.",
         "2 * dot(a, b)",
@@ -59,14 +37,22 @@ CLIPPING = [
         "tests/contract/test_exact.py tests/contract/test_factors.py",
         "tied or shared or combined or uses",
     ),
-    _fault(
+    make_fault(
         "cancellation",
         "Norms from Gram matrices are kept where cancellation left no digits.",
-        "(~fine).nonzero()",
-        "(~fine).nonzero()[:0]",
+        "self.are_fine = (squares >= least) & (largest < info.max**0.25)",
+        "self.are_fine = largest < info.max**0.25",
         "tests/contract/test_cancellation.py",
     ),
-    _fault(
+    make_fault(
+        "gram-symmetry",
+        "Of a symmetric Gram matrix the blocks beside the diagonal are counted once, not twice.",
+        "squares.append(rest.mul_(other).sum((1, 2)).mul_(2))",
+        "squares.append(rest.mul_(other).sum((1, 2)))",
+        "tests/contract/test_cancellation.py",
+        "blocks",
+    ),
+    make_fault(
         "rows-of-each",
         "In operations without a rule a sample gets the gradient of all rows.",
         "is_own = layout.owner_of(grad) == chosen.view(-1, *[1] * grad.ndim)",
@@ -74,36 +60,37 @@ CLIPPING = [
         "tests/contract/test_exact.py",
         "fallback or custom",
     ),
-    _fault(
+    make_fault(
         "spoiled",
         "In operations without a rule a sample that is not finite spoils the others.",
         "if spoiled.any():",
         "if False:",
         "tests/contract/test_sensitivity.py",
     ),
-    _fault(
+    make_fault(
         "bias",
         "Biases are not counted into the norm of their group.",
-        "known + squares.to(known.device)",
-        "known + (squares.to(known.device) if len(factor.shape) > 1 else 0)",
+        "Measured(name, held, self._limited(index, norms), ())",
+        "Measured(name, held, self._limited(index, norms)"
+        " if len(factor.shape) > 1 else 0 * factor.sq_norm(), ())",
         "tests/contract/test_exact.py",
     ),
-    _fault(
+    make_fault(
         "half-precision",
         "Norms and sums of half-precision gradients stay in half precision.",
-        "if tensor.dtype in (torch.float16, torch.bfloat16):\n        return tensor.float()",
-        "if tensor.dtype in ():\n        return tensor.float()",
+        "return tensor.float() if is_half(tensor) else tensor",
+        "return tensor",
         "tests/contract/test_factors.py tests/contract/test_exact.py",
         "half or bfloat16 or float16",
     ),
-    _fault(
+    make_fault(
         "extremes",
         "Norms whose squares overflow or underflow are not computed again.",
         "if not is_extreme.any():",
         "if True:",
         "tests/contract/test_extremes.py",
     ),
-    _fault(
+    make_fault(
         "owners",
         "Rows are counted for the sample with the next number.",
         "owners = samples.to(codes.device)[codes.clamp_min(0)]",
@@ -111,42 +98,42 @@ CLIPPING = [
         "tests/contract/test_exact.py",
         "ragged",
     ),
-    _fault(
+    make_fault(
         "owners-remembered",
         "Owners are read when something is verified, and not in every pass.",
         "is_open = graph.selects_rows or tape.has_owned_rows()",
         "is_open = False",
         "tests/refusals/test_owners_over_time.py",
     ),
-    _fault(
+    make_fault(
         "joined-beside",
         "Rows of several samples are not exchanged if something beside them can be.",
         "if recorded.has_owned_rows or has_joined or recorded.was_joined:",
         "if False:",
         "tests/refusals/test_joined_mixing.py tests/refusals/test_joined_samples.py",
     ),
-    _fault(
+    make_fault(
         "broken-rows",
         "A layout in which a broken sample's rows are another's is taken.",
         "self._broken is None or self._explains(site, whole)",
         "True",
         "tests/refusals/test_joined_mixing.py",
     ),
-    _fault(
+    make_fault(
         "ids-out-of-range",
         "Ids out of range are taken modulo the number of rows.",
         "run = partial(F.embedding, input, padding_idx=padding_idx)",
         "run = partial(F.embedding, input % weight.shape[0], padding_idx=padding_idx)",
         "tests/contract/test_ids_out_of_range.py",
     ),
-    _fault(
+    make_fault(
         "non-finite",
         "A sample whose gradient is not finite stays in the weighted sum.",
         "None if finite.all() else finite.nonzero().flatten()",
         "None",
         "tests/refusals/test_nonfinite.py",
     ),
-    _fault(
+    make_fault(
         "sensitivity",
         "The sensitivity of several groups forgets the last one.",
         "hypot(*(bound(group.radius) for group in groups))",
@@ -156,50 +143,90 @@ CLIPPING = [
 ]
 
 NOISE_AND_SAMPLING = [
-    _fault(
+    make_fault(
         "noise-scale",
         "The noise is scaled by the noise multiplier alone, not by the sensitivity too.",
         "sum_multiplier(sigma) * self.sensitivity",
         "sum_multiplier(sigma)",
         "tests/engine/test_noise_of_a_step.py",
     ),
-    _fault(
+    make_fault(
         "unused-parameters",
         "A parameter that no sample used gets no noise.",
-        "self._noise.add(totals, std, divisor)",
-        "[g if n in sums else 0 * g"
-        " for n, g in zip(trained, self._noise.add(totals, std, divisor), strict=True)]",
+        "return self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))",
+        "noisy = self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))\n"
+        "        return [g if n in sums else 0 * g for n, g in zip(trained, noisy, strict=True)]",
         "tests/engine/test_noise_of_a_step.py",
     ),
-    _fault(
+    make_fault(
         "noise-without-tails",
         "Values outside of all rectangles are zero: the noise ends at 4.5 deviations.",
         "= self._rest(len(outside)) * self._std",
         "= 0 * self._rest(len(outside))",
         "tests/noise/test_secure.py tests/noise/test_gaussian.py",
     ),
-    _fault(
+    make_fault(
         "noise-layers",
         "The tail of the noise is drawn as often as its box is large, without rejection.",
         "is_kept[tail] = level[tail] * x[tail] < start",
         "is_kept[tail] = True",
         "tests/noise/test_secure.py",
     ),
-    _fault(
+    make_fault(
         "predictable-noise",
         "Keys of noise and sampling are zeros instead of random bytes.",
         "os.urandom(KEY_BYTES)",
         "bytes(KEY_BYTES)",
         "tests/test_keystream.py tests/engine/test_noise_of_a_step.py",
     ),
-    _fault(
+    make_fault(
+        "noise-of-no-rank",
+        "Of several ranks each releases its part of the sums without noise.",
+        "zip(kinds.values(), add_noise(owned), strict=True)",
+        "zip(kinds.values(), owned, strict=True)",
+        "tests/distributed/test_data_parallel.py",
+        "noise",
+    ),
+    make_fault(
+        "noise-of-leader",
+        "Of several ranks only the leader adds noise to its part of the sums.",
+        "zip(kinds.values(), add_noise(owned), strict=True)",
+        "zip(kinds.values(), add_noise(owned) if self.is_leader else owned, strict=True)",
+        "tests/distributed/test_data_parallel.py",
+        "noise",
+    ),
+    Fault(
+        "noise-of-all-ranks",
+        "Of several ranks each adds noise to its own sums, before they are added up.",
+        (
+            (
+                "owned = [self._reduce([totals[i] for i in places]) for places in kinds.values()]",
+                "totals = add_noise(totals)\n            owned = ["
+                "self._reduce([totals[i] for i in places]) for places in kinds.values()]",
+            ),
+            (
+                "zip(kinds.values(), add_noise(owned), strict=True)",
+                "zip(kinds.values(), owned, strict=True)",
+            ),
+        ),
+        ("tests/distributed/test_data_parallel.py", "-k", "noise"),
+    ),
+    make_fault(
+        "noise-shared",
+        "Of several ranks each adds its share of the noise, though every entry has one owner.",
+        "lambda parts: self._noise.add(parts, std, divisor)",
+        "lambda parts: self._noise.add(parts, std / self._world.size**0.5, divisor)",
+        "tests/distributed/test_data_parallel.py",
+        "noise",
+    ),
+    make_fault(
         "sampling-rate",
         "Poisson sampling draws every sample half as often as it says.",
         "int(self.rate * 2.0**64)",
         "int(self.rate * 2.0**63)",
         "tests/sampling/test_poisson.py",
     ),
-    _fault(
+    make_fault(
         "recorded-rate",
         "What is recorded for accounting is half the sampling rate.",
         "return Poisson(self.rate)",
@@ -209,7 +236,7 @@ NOISE_AND_SAMPLING = [
 ]
 
 ACCOUNTING = [
-    _fault(
+    make_fault(
         "composition",
         "One step of every kind is not counted.",
         "return event.steps",
@@ -225,14 +252,14 @@ ACCOUNTING = [
         ),
         ("tests/accounting/test_calibrate.py",),
     ),
-    _fault(
+    make_fault(
         "substitution",
         "Replacing a sample moves the sum no further than removing it (by divergences).",
         "GaussianDpEvent(sigma / 2)",
         "GaussianDpEvent(sigma)",
         "tests/accounting/test_adjacency.py",
     ),
-    _fault(
+    make_fault(
         "tuning",
         "A random search is charged for half of its runs.",
         "RepeatAndSelectDpEvent(one, self.mean,",
@@ -255,28 +282,28 @@ ACCOUNTING = [
         ),
         ("tests/engine/test_ledger.py", "-k", "on_disk_before or cannot_be_recorded"),
     ),
-    _fault(
+    make_fault(
         "flush-not-awaited",
         "A step is released without waiting for its record to be on the disk.",
         "            flush.wait()\n        self._hash",
         "            pass\n        self._hash",
         "tests/faults/test_record_beside_noise.py",
     ),
-    _fault(
+    make_fault(
         "forked-line",
         "A forked process takes back the line that its parent is writing.",
         "if os.getpid() == self._process and self._flush is flush:",
         "if self._flush is flush:",
         "tests/faults/test_record_beside_noise.py",
     ),
-    _fault(
+    make_fault(
         "hash-chain",
         "Hashes in a ledger file are not verified.",
         'if line + b"\\n" != written:',
         "if False:",
         "tests/accounting/test_ledger_file_damage.py",
     ),
-    _fault(
+    make_fault(
         "budget",
         "One step more than planned is allowed.",
         "self._recorded >= self._planned_steps",
@@ -284,102 +311,12 @@ ACCOUNTING = [
         "tests/engine/test_budget.py",
         "spent",
     ),
-    _fault(
+    make_fault(
         "resume",
         "A resumed run forgets what was spent before it was saved.",
         "lost = self.ledger.cover(saved)",
         "lost = 0",
         "tests/engine/test_resume.py",
-    ),
-]
-
-REFUSALS = [
-    _fault(
-        "losses",
-        "More or fewer losses than samples are accepted.",
-        "len(losses) != batch",
-        "len(losses) < 0",
-        "tests/refusals/test_losses.py",
-    ),
-    _fault(
-        "buffers",
-        "A buffer written from data by way of .data or numpy is accepted.",
-        "fine = seen.is_unchanged",
-        "fine = True",
-        "tests/faults/test_buffers.py",
-    ),
-    _fault(
-        "mixing",
-        "A model is not called with some samples replaced, to see whether the others notice.",
-        "check_independence(recorded, is_new=is_new, is_first=is_first)",
-        "recorded",
-        "tests/refusals/test_mixing.py",
-        "before_the_first_parameter",
-    ),
-    _fault(
-        "mixing-backward",
-        "Gradients of a repeated call are not compared with the recorded ones.",
-        "return self._same_factors(reference.factors, run, old, new)",
-        "return True",
-        "tests/verification/test_traps.py",
-        "test_refused and D:",
-    ),
-    _fault(
-        "state-after-the-call",
-        "A call is repeated from the state after it.",
-        "if self.state is not None:\n                self.state.restore()",
-        "if self.state is not None:\n                pass",
-        "tests/verification/test_traps.py",
-        "test_refused and A:",
-    ),
-    _fault(
-        "mixing-later",
-        "Losses are probed for mixed samples in the first batches only, whatever changes later.",
-        "tape.verify or kind not in self._known or tape.is_unsettled()",
-        "tape.is_unsettled()",
-        "tests/refusals/test_later_batches.py",
-    ),
-    _fault(
-        "weights-put-back",
-        "Contents of weights are compared in verified micro-batches only.",
-        "is_watched = is_due or secrets.randbelow(_WATCHED) == 0",
-        "is_watched = is_due",
-        "tests/refusals/test_later_batches.py",
-    ),
-    _fault(
-        "whole-numbers",
-        "Whole numbers are compared with those of fewer samples only, but for a few.",
-        "self._call.with_gradients and not self._gives_whole",
-        "True",
-        "tests/verification/test_large_batches.py",
-    ),
-    _fault(
-        "steady-draws",
-        "Draws that are the same for every row are large or small, and never in between.",
-        "STEADY_SHARES = (0.05, 0.5, 0.95)",
-        "STEADY_SHARES = (0.05, 0.95)",
-        "tests/verification/test_routed_rows.py",
-    ),
-    _fault(
-        "stray-step",
-        "optimizer.step() outside of the engine is allowed.",
-        "if not self._is_due:",
-        "if False:",
-        "tests/refusals/test_optimizer.py",
-    ),
-    _fault(
-        "added-twice",
-        "A micro-batch can be added to the sum twice.",
-        "self._propagated >= self._fetched",
-        "self._propagated > self._fetched",
-        "tests/refusals/test_order_of_verbs.py",
-    ),
-    _fault(
-        "contradiction",
-        "The report's verdict passes over evidence that contradicts itself.",
-        "if has_conflicts:",
-        "if False:",
-        "tests/report/test_contradictions.py",
     ),
 ]
 

@@ -315,3 +315,47 @@ def test_no_sample_stays_at_its_place(samples):
         found = displace(torch.tensor(samples, dtype=torch.long)).tolist()
         assert sorted(found) == sorted(samples)
         assert len(found) < 2 or all(sample != place for place, sample in enumerate(found))
+
+
+class Placed(nn.Module):
+    """Adds a number at one place, sooner or later."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.layer, self.size = nn.Linear(4, 2), 0.0
+        self.shift = torch.eye(4)[place, :, None]
+
+    def forward(self, x):
+        return self.layer(x) + self.size * self.shift[: len(x)]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_happens_to_one_place_is_seen_whenever_it_begins(place):
+    """Two of four samples run alone, in the two first places: never as they were."""
+    torch.manual_seed(0)
+    for _ in range(12):
+        model = Placed(place)
+        data = torch.utils.data.TensorDataset(torch.randn(4, 4))
+        engine = PrivacyEngine(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            data,
+            batch_size=4,
+            epochs=2,
+            sampling="full-batch",
+            noise_multiplier=1.0,
+            delta=1e-5,
+            verification="every",
+        )
+
+        def step(engine=engine, model=model):
+            for batch in engine.batches():
+                for (x,) in batch:
+                    engine.backward(model(x).square().sum(1))
+                engine.step()
+
+        step()
+        model.size = 1.0
+        with pytest.raises(SampleMixingError, match="place"):
+            step()
+        engine.detach()

@@ -204,6 +204,8 @@ class ClippedReducer:
         sums: what the sums are added to. Whoever gives them says when they are whole again.
         loss_scale: a power of two by which all gradients come multiplied. Norms, weights and sums
             are those of the gradients without it.
+        counted: which samples are clipped and summed, ``[B]``; None for all. The others, which fill
+            up a micro-batch, add nothing, whatever they are.
     """
 
     def __init__(
@@ -214,7 +216,9 @@ class ClippedReducer:
         batch: int,
         sums: Sums | None = None,
         loss_scale: float = 1.0,
+        counted: Tensor | None = None,
     ) -> None:
+        self._counted = counted
         self.grads = Sums() if sums is None else sums
         self.groups, self.clipping, self._evaluator = groups, clipping, evaluator
         self._batch, self.loss_scale = batch, loss_scale
@@ -346,6 +350,7 @@ class ClippedReducer:
         squares = bulk.squares()
         norms = self._unscaled(squares.sqrt())
         weights, are_bounded = self._weigh(norms, ready)
+        weights = self._of_counted(weights)
         is_fine = torch.stack([*bulk.are_usual(squares), are_bounded]).all()
         # What is added to cannot be taken back: only the first sum of a batch can be done again.
         can_redo = self.grads.can_redo and not self.grads
@@ -412,7 +417,7 @@ class ClippedReducer:
         broken = torch.zeros(self._batch, dtype=torch.bool, device=squares.device)
         for place, index in enumerate(bulk.ready):
             finite = self._reduce_group(index, bulk.held[place], *bulk.norms(place, squares[place]))
-            broken |= ~finite
+            broken |= self._of_counted(~finite)
         self._broken = broken if self._broken is None else self._broken | broken
 
     def _reduce_group(
@@ -422,6 +427,7 @@ class ClippedReducer:
         group, norms = self.groups[index], self._unscaled(norms)
         finite = norms.isfinite()
         weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
+        weights = self._of_counted(weights)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
         self.grads.is_torn = True
@@ -442,6 +448,14 @@ class ClippedReducer:
         for name, factor, *_ in held:
             self.grads.add(name, partial(add, factor))
         return finite
+
+    def _of_counted(self, values: Tensor) -> Tensor:
+        """Zero, or False, for samples that do not count; those are in the last dimension."""
+        return (
+            values
+            if self._counted is None
+            else values.masked_fill(~self._counted.to(values.device), 0)
+        )
 
     def _unscaled(self, norms: Tensor) -> Tensor:
         """Norms without the scale of the losses; at least the smallest number that is whole."""

@@ -1,5 +1,9 @@
-"""Runs functions of `jobs` in several processes on loopback, and collects what each returns."""
+"""Runs functions in several processes on loopback, and collects what each returns.
 
+They are those of `jobs`, or of another module if a job is called "module.function".
+"""
+
+import importlib
 import json
 import os
 import socket
@@ -79,8 +83,11 @@ def main():
     found = []
     for name, options in jobs_to_do:
         try:
+            module, _, function = name.rpartition(".")
             places = (jobs, sharded_jobs, transformer_jobs)
-            job = next(getattr(each, name) for each in places if hasattr(each, name))
+            if module:
+                places = (importlib.import_module(f"tests.distributed.{module}"),)
+            job = next(getattr(each, function) for each in places if hasattr(each, function))
             found.append(job(**options))
         except Exception as error:
             found.append({"error": type(error).__name__, "message": str(error)})

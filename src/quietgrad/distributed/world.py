@@ -38,11 +38,13 @@ class World:
         size: the number of all.
         has_collectives: whether the model itself asks other ranks while it runs, so that all must
             run the same passes.
+        part_name: what part of the model is here, in words that follow on others; empty for all.
     """
 
     rank = 0
     size = 1
     has_collectives = False
+    part_name = ""
 
     @property
     def description(self) -> str | None:
@@ -56,6 +58,10 @@ class World:
 
     def require_same(self, list_facts: Callable[[], Mapping[str, object]]) -> None:
         """Refuse ranks that differ in something; facts have names that people know."""
+
+    def own_seed(self, seed: int | None) -> int | None:
+        """What the noise of this process is drawn with, if it is to be repeated."""
+        return seed
 
     def share(self, value: T) -> T:
         """The leader's value."""
@@ -76,6 +82,15 @@ class World:
 
     def note_failure(self, error: BaseException) -> None:
         """This rank cannot go on: the others are told when they next ask."""
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks."""
+        return [value]
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """If others cannot be reached in here, it is said why they stopped."""
+        yield
 
     def add_up(self, counts: Tensor) -> Tensor:
         """A few numbers, added up over all ranks."""
@@ -148,7 +163,7 @@ class World:
 
     def digest_weights(self, model: nn.Module) -> dict[str, object]:
         """What must be the same on all ranks that have an entry of this name."""
-        return {"the weights": digest_tensors(model.state_dict())}
+        return {f"the weights{self.part_name}": digest_tensors(model.state_dict())}
 
 
 HALF = (torch.float16, torch.bfloat16)
@@ -249,6 +264,16 @@ class Replicas(World):
             self._failure = _describe(error)
             self._say(None, self._failure)
 
+    def gather(self, value: T) -> list[T]:
+        """Through the store."""
+        return self._exchange(value)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """What the others said before they stopped."""
+        with explained(self._find_failures):
+            yield
+
     def add_up(self, counts: Tensor) -> Tensor:
         """By an all-reduce."""
         total = counts.clone()
@@ -294,10 +319,10 @@ class Replicas(World):
     def _noisy_by_leader(self, totals: Sequence[Tensor], add_noise: AddNoise) -> list[Tensor]:
         wholes = [total.contiguous() for total in totals]
         for whole in wholes:
-            dist.all_reduce(whole)
+            dist.all_reduce(whole, group=self._owners)
         noisy = add_noise([whole.clone() for whole in wholes])  # for shapes and types on all ranks
         for each in noisy:
-            dist.broadcast(each, 0)
+            dist.broadcast(each, group=self._owners, group_src=0)
         return noisy
 
     @contextmanager
@@ -380,7 +405,7 @@ def explained(find_failures: Callable[[], str | None]) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, RankError) or not is_of_group(error):
             raise
-        found = find_failures() or f"a rank ended while sums were exchanged ({error})"
+        found = find_failures() or f"a rank ended while it was waited for ({error})"
         raise RankError(f"{found} Nothing was released since the last step.") from error
 
 

@@ -155,6 +155,7 @@ class Radii:
         clipping: which norm a radius means.
         adaptive: how the radii move, if they do.
         batch_size: the expected one.
+        everywhere: those of all ranks, if others have other parts of the model.
     """
 
     def __init__(
@@ -163,8 +164,10 @@ class Radii:
         clipping: Clipping,
         adaptive: AdaptiveRadius | None,
         batch_size: int,
+        everywhere: Sequence[Group] | None = None,
     ) -> None:
         self.groups, self._clipping = tuple(groups), clipping
+        self._elsewhere = None if everywhere is None else tuple(everywhere)
         self._adaptive, self._batch_size = adaptive, batch_size
         if adaptive is not None:
             adaptive.require_decisive(clipping)
@@ -172,7 +175,12 @@ class Radii:
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum."""
-        return sensitivity(self.groups, self._clipping)
+        return sensitivity(self.everywhere, self._clipping)
+
+    @property
+    def everywhere(self) -> tuple[Group, ...]:
+        """The groups of all ranks: one sample moves all of them."""
+        return self.groups if self._elsewhere is None else self._elsewhere
 
     def limits(self) -> Tensor | None:
         """The radii that norms are counted against, ``[M]``; None if nothing is counted."""

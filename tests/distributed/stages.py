@@ -4,6 +4,7 @@ import os
 import signal
 import warnings
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -31,9 +32,8 @@ def build(stages):
     for _ in range(stages - 1):
         layers += [nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(8, CLASSES)).double()
-    return [model[3 * i - (i > 0) : 3 * i + 2] for i in range(stages - 1)] + [
-        model[3 * stages - 4 :]
-    ]
+    cuts = [0, *range(2, 3 * stages - 3, 3), len(model)]
+    return [model[start:end] for start, end in pairwise(cuts)]
 
 
 def per_sample(outputs, labels):
@@ -216,14 +216,28 @@ def sensitivity(clipping, schedule="Schedule1F1B"):
 
 
 class Mixing(nn.Module):
-    """Takes the mean over the micro-batch away from its second call on."""
+    """Takes the mean over the micro-batch away."""
 
-    def __init__(self, part, after=0):
+    def __init__(self, part):
         super().__init__()
-        self.part, self.after, self.calls = part, after, 0
+        self.part = part
 
     def forward(self, x):
         return self.part(x - x.mean(0))
+
+
+class Failing(nn.Module):
+    """Fails in its fourth call."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.calls = part, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 4:
+            raise ZeroDivisionError("a fault of the user's own")
+        return self.part(x)
 
 
 class Shared(nn.Module):
@@ -259,18 +273,13 @@ def refuse(what, victim=1):
     elif what == "a loss mixes":
         options["loss"] = lambda o, t: per_sample(o - o.mean(0), t)
     elif what == "an error":
-        parts[victim].register_forward_pre_hook(_fail)
+        parts[victim] = Failing(parts[victim])
     part = Part(parts=parts, timeout=4, **options)
     try:
         part.train(2)
     except Exception as error:
         found = {"error": type(error).__name__, "message": str(error)}
         return found | {"steps": part.engine.ledger.steps}
-
-
-def _fail(module, args):
-    if not isinstance(args[0], torch._subclasses.FakeTensor) and module.training:
-        raise ZeroDivisionError("a fault of the user's own")
 
 
 def misuse(what):

@@ -216,13 +216,10 @@ class RoundIterator(BatchIterator):
 
 @contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Torch wraps whatever is raised in a stage: what was refused is raised as it was."""
+    """Torch wraps whatever is raised in a stage: here it is raised as it was."""
     try:
         yield
     except RuntimeError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, QuietgradError):
-            cause = cause.__cause__
-        if cause is None or cause is error:
+        if isinstance(error, QuietgradError) or error.__cause__ is None:
             raise
-        raise cause from None
+        raise error.__cause__ from None

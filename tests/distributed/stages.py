@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.engine import update
+from quietgrad.engine import checkpoint, update
 from quietgrad.grouping import LayerWise, Listed
 
 from .jobs import CLASSES, FEATURES, data, without_noise
@@ -309,6 +309,24 @@ def use_backward():
                 part.engine.backward(x.sum(1))
 
 
+def resume(folder, loads=True):
+    """Six steps, after the second of which all goes on in new engines."""
+    path = Path(folder) / "state.pt"
+    part = Part()
+    part.train(2)
+    if loads:
+        for steps in (2, 3):
+            if steps == 3:
+                part.train(1)
+            part.engine.save(path)
+        part.engine.detach()
+        part = Part()
+        part.engine.load(path)
+    part.train(6 - part.engine.steps_taken)
+    files = sorted(each.name for each in path.parent.iterdir()) if loads else []
+    return {"weights": part.weights(), "steps": part.engine.ledger.steps, "files": files}
+
+
 def die(folder, where, victim=1, steps=6, restart=False):
     """A rank is killed in its fourth step; weights and ledger are on disk before and after."""
     folder = Path(folder)
@@ -321,21 +339,24 @@ def die(folder, where, victim=1, steps=6, restart=False):
     part.train(2)
     engine.save(folder / "state.pt")
 
+    if dist.get_rank() == victim:
+        _arm(engine, where)
+    if where == "in a save":
+        part.train(1)
+        engine.save(folder / "state.pt")
+    part.train(steps - engine.steps_taken)
+    return {"steps": engine.steps_taken, "recorded": engine.ledger.steps}
+
+
+def _arm(engine, where):
     def kill(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if dist.get_rank() == victim:
-        if where == "in the schedule":
-            engine._runner._backward = kill
-        elif where == "before the ledger":
-            engine._budget.record = kill
-        elif where == "before the noise":
-            engine._world.noisy = kill
-        elif where == "after the noise":
-            update.NoisyUpdate.update = kill
-        elif where == "in a save":
-            engine._state.state_dict = kill
-    if where == "in a save":
-        engine.save(folder / "state.pt")
-    part.train(steps - 2)
-    return {"steps": engine.steps_taken, "recorded": engine.ledger.steps}
+    holder, name = {
+        "in the schedule": (engine._runner, "_backward"),
+        "before the ledger": (engine._budget, "record"),
+        "before the noise": (engine._world, "noisy"),
+        "after the noise": (update.NoisyUpdate, "update"),
+        "in a save": (checkpoint, "replace_file"),
+    }[where]
+    setattr(holder, name, kill)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from . import stages
-from .ranks import run
+from .ranks import finish, run, start
 
 CASES = {
     "GPipe": {},
@@ -152,6 +152,42 @@ def test_what_one_stage_refuses_stops_all(what):
     assert other["error"] == "RankError"
     assert f"rank {rank} stopped: {kind}" in other["message"]
     assert [each["steps"] for each in found] == [0, 0]
+
+
+def test_a_pipeline_goes_on_where_it_was_saved(tmp_path):
+    (tmp_path / "states").mkdir()
+    jobs = [("stages.resume", {"folder": str(tmp_path / "states"), "loads": x}) for x in (0, 1)]
+    whole, resumed = run(jobs, 2)
+    for one, other in zip(whole, resumed, strict=True):
+        assert other["weights"] == one["weights"]
+        assert other["steps"] == one["steps"] == 6
+        assert other["files"] == ["state.pt", "state.pt.1-3"]
+
+
+PLACES = [
+    "in the schedule",
+    "before the ledger",
+    "before the noise",
+    "after the noise",
+    "in a save",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("where", PLACES)
+def test_a_stage_that_is_killed(tmp_path, where, victim):
+    options = {"folder": str(tmp_path), "where": where, "victim": victim}
+    ended = finish(start([("stages.die", options)], 2, timeout=5))
+    assert ended[victim].code == -9
+    other = ended[1 - victim]
+    assert other.result is not None, other.output
+    assert other.result[0]["error"] == "RankError", other.output
+    (again,) = run([("stages.die", options | {"restart": True})], 2)
+    for each in again:
+        assert each["steps"] == 6
+        assert each["recorded"] >= 6
+    assert again[0]["recorded"] == again[1]["recorded"]
 
 
 def test_per_device_needs_a_pipeline():

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -235,7 +236,22 @@ class Stages(Replicas):
             group = dist.new_group(list(members))
             if self.rank in members:
                 self._owners = group
+        self._place, self._leader_place = next(
+            (own.index(self.rank), ranks.index(0)) for ranks in grid if 0 in ranks
+        )
+        self._is_first_pipeline = 0 in own
         self.part_name = f" of stage {', '.join(map(str, numbers))}"
+
+    def file_of_part(self, path: Path, steps: int) -> Path:
+        """Beside that of rank 0: files of other steps stay until all of these are there."""
+        if self._place == self._leader_place:
+            return path
+        return path.with_name(f"{path.name}.{self._place}-{steps}")
+
+    @property
+    def writes_part(self) -> bool:
+        """The ranks of rank 0's pipeline do."""
+        return self._is_first_pipeline
 
     def own_seed(self, seed: int | None) -> int | None:
         """Another one for each stage: equal noise on two would cancel in their difference."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -160,6 +161,15 @@ class World:
             trained: the parameters that they belong to.
         """
         return add_noise(totals)
+
+    def file_of_part(self, path: Path, steps: int) -> Path:
+        """Where the state of this rank's part of the model is, after so many steps."""
+        return path
+
+    @property
+    def writes_part(self) -> bool:
+        """Whether this rank writes it: one of those that have the same part."""
+        return self.is_leader
 
     def digest_weights(self, model: nn.Module) -> dict[str, object]:
         """What must be the same on all ranks that have an entry of this name."""

@@ -7,14 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
 from quietgrad._checks import require_count
-from quietgrad._files import replace_file
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.compiled import original, refuse_compiled_caller
@@ -46,7 +44,7 @@ from quietgrad.engine.arguments import (
 )
 from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
 from quietgrad.engine.budget import Budget, NoiseSchedule
-from quietgrad.engine.checkpoint import TrainingState, read_state
+from quietgrad.engine.checkpoint import TrainingState, load_state, save_state
 from quietgrad.engine.parts import read_parts, save_parts, spread
 from quietgrad.engine.pipeline import (
     RoundIterator,
@@ -454,17 +452,16 @@ class PrivacyEngine:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new.
 
-        Where the model is sharded it is a folder, to which every rank writes what it holds.
+        Where the model is sharded it is a folder, to which every rank writes what it holds. In a
+        pipeline stages beside that of rank 0 have files beside it, of their numbers.
         """
         self._require_savable()
         state = self._state.state_dict(is_copied=not self._world.has_collectives)
         self._world.require_same(lambda: self._world.digest_weights(self._model))
         if self._world.has_collectives:
             save_parts(state, Path(path), self._world)
-            return
-        with self._world.agreeing():
-            if self._world.is_leader:
-                replace_file(Path(path), lambda stream: torch.save(state, stream))
+        else:
+            save_state(Path(path), state, self._world)
 
     def load(self, path: str | Path) -> None:
         """Go on where :meth:`save` was called, in an engine made with the same arguments.
@@ -476,7 +473,7 @@ class PrivacyEngine:
         if place.is_dir():
             self.load_state_dict(read_parts(place, self._model, self._optimizer))
         else:
-            self.load_state_dict(read_state(place))
+            self.load_state_dict(load_state(place, self._world))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.

@@ -20,6 +20,7 @@ from torch.overrides import (
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
+from quietgrad.capture.choice import common_choices
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.compiled import Uncompiled, refuse_compiled_backward
@@ -222,7 +223,8 @@ class Capture:
         self._check_losses(losses, scale)
         try:
             graph, is_wanted = self._look_at(losses)
-            with self._world.verifying(is_wanted=is_wanted):
+            choices = common_choices(self._world.common_choices())
+            with self._world.verifying(is_wanted=is_wanted), choices:
                 whole = self._verify(losses, graph)
                 if whole is not None and scale == 1.0:
                     tape.collect_recorded(whole, sink)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quietgrad.capture.choice import new_generator
 from quietgrad.errors import SampleMixingError, StrayGradientError
 
 
@@ -18,8 +19,7 @@ def stand_in_losses(outputs: Any, batch: int) -> Tensor:
     here, but whatever belongs to one sample alone for these does so for those.
     """
     parts: list[Tensor] = []
-    generator = torch.Generator()
-    generator.seed()
+    generator = new_generator()
     for output in tree_leaves(outputs):
         if not isinstance(output, Tensor):
             continue

@@ -190,10 +190,10 @@ def find_grid(pipelines: Sequence[Sequence[int]], size: int) -> list[tuple[int, 
     whole = sorted(rank for each in found for rank in each)
     if whole != list(range(size)) or len({len(each) for each in found}) > 1:
         raise DistributedTrainingError(
-            f"the pipelines of {size} ranks are {found}",
-            "Give each PipelineStage group=mesh['pp'].get_group(), of one DeviceMesh over all "
-            "ranks.",
-            "every rank must be in one pipeline, and all be equally long",
+            f"{size} ranks have a model in parts, together with these: {found}",
+            "Use the groups along one dimension of a DeviceMesh over all ranks: for a stage "
+            "PipelineStage(..., group=mesh['pp'].get_group()).",
+            "every rank must be in one of them, and all must have as many",
         )
     return found
 

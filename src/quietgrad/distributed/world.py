@@ -8,6 +8,7 @@ all ranks each rank owns an equal part, to which it alone adds noise (``docs/dis
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,7 +25,7 @@ from quietgrad.errors import DistributedTrainingError, RankError
 
 if TYPE_CHECKING:
     from quietgrad.grouping.base import Group
-    from quietgrad.reduction import ClippedReducer, Sums
+    from quietgrad.reduction import ClippedReducer, Joint, Sums
 
 T = TypeVar("T")
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -142,6 +143,20 @@ class World:
             groups: of parameters that are clipped together.
         """
         return plain()
+
+    joint: Joint | None = None
+    """Ranks that have parts of the same samples' gradients, with this one."""
+
+    def counts(self, name: str) -> bool:
+        """Whether this rank's part of a parameter is to be counted in norms."""
+        return True
+
+    def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
+        """Refuse sums that differ from those of other ranks, and must not."""
+
+    def common_choices(self) -> random.Random | None:
+        """What the ranks that run the same passes choose samples with; None for one alone."""
+        return None
 
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.

@@ -197,7 +197,7 @@ class PrivacyEngine:
         )
         refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
         check_optimizer(optimizer)
-        schedule = Schedule(verification)
+        schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
         check_world(world, diagnostics, momentum, compile)
         if stages is not None:
@@ -670,7 +670,16 @@ class PrivacyEngine:
     ) -> ClippedReducer:
         evaluator = Evaluator(*self._evaluator_options, self._timings)
         sums, scale = self._batch.sums, self._capture.loss_scale
-        return ClippedReducer(groups, self._clipping, evaluator, samples, sums, scale, counted)
+        return ClippedReducer(
+            groups,
+            self._clipping,
+            evaluator,
+            samples,
+            sums,
+            scale,
+            counted,
+            self._world.joint,
+        )
 
     def _watch(self, reducer: ClippedReducer, samples: int) -> tuple[Sink, Callable[[], None]]:
         if self._diagnostics is None:
@@ -709,6 +718,7 @@ class PrivacyEngine:
         if self._world.has_collectives:  # all ranks are here
             with self._world.agreeing(), self._violations.watched():
                 self._check_sums(batch.size)
+                self._world.refuse_apart(self._batch.sums)
         # First the ledger, then the update: a crash in between overstates what was spent. If a disk
         # is slow, noise is made meanwhile, of copies: if it fails, the step can be taken again.
         step, noisy = self.steps_taken, None

@@ -70,12 +70,16 @@ def check_sums(
     Returns:
         What was read of the doubt.
     """
-    present = [[sums[name] for name in group.parameters if name in sums] for group in groups]
+    world = world or World()
+    present = [
+        [sums[name] for name in group.parameters if name in sums and world.counts(name)]
+        for group in groups
+    ]
     is_doubtful, norms = _read([total for totals in present for total in totals], doubt)
     if is_doubtful:
         return True
     squares: list[float] = [sum(next(norms) ** 2 for _ in totals) for totals in present]
-    *squares, count = (world or World()).add_parts([*squares, samples])
+    *squares, count = world.add_parts([*squares, samples])
     for group, totals, square in zip(groups, present, squares, strict=True):
         rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
         norm = square**0.5

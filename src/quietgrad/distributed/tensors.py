@@ -121,18 +121,20 @@ class TensorParts(Replicas):
 
     def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
         """What is whole on all ranks has the same gradient on all, or it was used on a part."""
-        names = sorted(name for name in sums if name not in self._cut)
-        for name in names:
+        apart: list[str] = []
+        for name in sorted(name for name in sums if name not in self._cut):
             first = sums[name].detach().clone().contiguous()
             with explained(self._find_failures):
                 dist.broadcast(first, group=self._group, group_src=0)
             if not float((first - sums[name]).norm()) <= _APART * float(first.norm()):
-                raise UnsupportedOperationError(
-                    f"parameter '{name}' is whole on every rank, and its clipped sums differ from "
-                    "rank to rank: it is used on activations of which each rank has a part, so "
-                    "that its gradient has parts, too. Use it on whole activations, spread the "
-                    "layer, or freeze the parameter. Nothing was released."
-                )
+                apart.append(name)
+        if apart:  # when all ranks have gone through all of them
+            raise UnsupportedOperationError(
+                f"parameter '{apart[0]}' is whole on every rank, and its clipped sums differ from "
+                "rank to rank: it is used on activations of which each rank has a part, so that "
+                "its gradient has parts, too. Use it on whole activations, spread the layer, or "
+                "freeze the parameter. Nothing was released."
+            )
 
     def noisy(
         self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()

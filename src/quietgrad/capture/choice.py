@@ -21,8 +21,8 @@ _COMMON: ContextVar[random.Random | None] = ContextVar("common choices", default
 
 
 @contextmanager
-def common_choices(source: random.Random | None) -> Iterator[None]:
-    """In here choices are drawn from a source that other ranks have, too; None for their own."""
+def common_choices(source: random.Random) -> Iterator[None]:
+    """In here choices are drawn from a source that other ranks have, too."""
     token = _COMMON.set(source)
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -223,7 +223,8 @@ class Capture:
         self._check_losses(losses, scale)
         try:
             graph, is_wanted = self._look_at(losses)
-            choices = common_choices(self._world.common_choices())
+            source = self._world.common_choices()
+            choices = nullcontext() if source is None else common_choices(source)
             with self._world.verifying(is_wanted=is_wanted), choices:
                 whole = self._verify(losses, graph)
                 if whole is not None and scale == 1.0:

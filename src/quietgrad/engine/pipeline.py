@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quietgrad._checks import described
+from quietgrad.capture.choice import new_generator
 from quietgrad.capture.collation import Collation
-from quietgrad.capture.stages import stand_in_losses, take_rows
 from quietgrad.engine.batch import BatchIterator
-from quietgrad.errors import DistributedTrainingError, EngineStateError, QuietgradError
+from quietgrad.errors import (
+    DistributedTrainingError,
+    EngineStateError,
+    QuietgradError,
+    SampleMixingError,
+    StrayGradientError,
+)
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.grouping.styles import PER_DEVICE
 from quietgrad.grouping.styles import resolve as resolve_grouping
@@ -161,7 +168,7 @@ class StageRunner:
         capture, place = self._capture, (stage.stage_index, number)
         rows = slice(number * self.samples, (number + 1) * self.samples)
         with capture.paused(False):
-            content = take_rows(self._content, rows, self.round_size)
+            content = _take_rows(self._content, rows, self.round_size)
             collation = self._collate(content, self._indices[rows]) if is_due else None
             capture.on_verified = lambda _: self._verification.note_done(real)
             capture.begin_flight(self.samples, verify=is_due, collation=collation)
@@ -169,7 +176,7 @@ class StageRunner:
             if stage.is_last:
                 self._forwarded = place
             else:
-                self._open[place] = capture.set_aside(stand_in_losses(output, self.samples))
+                self._open[place] = capture.set_aside(_stand_in_losses(output, self.samples))
         return output
 
     def _note_losses(self, losses: Tensor) -> Tensor:
@@ -223,3 +230,44 @@ def _unwrapped() -> Iterator[None]:
         if isinstance(error, QuietgradError) or error.__cause__ is None:
             raise
         raise error.__cause__ from None
+
+
+def _stand_in_losses(outputs: Any, batch: int) -> Tensor:
+    """For each sample a number that depends on all of its outputs, ``[batch]``.
+
+    It is their product with random numbers. What gradients a later stage will send is not known
+    here, but whatever belongs to one sample alone for these does so for those.
+    """
+    parts: list[Tensor] = []
+    generator = new_generator()
+    for output in tree_leaves(outputs):
+        if not isinstance(output, Tensor):
+            continue
+        if not output.ndim or len(output) != batch:
+            raise SampleMixingError(
+                f"a stage of the pipeline returns a tensor of shape {tuple(output.shape)} for a "
+                f"micro-batch of {batch} samples: expected tensors whose first dimension runs over "
+                "the samples. What all samples share would reach the next stage unseen; compute it "
+                "there."
+            )
+        if output.requires_grad:
+            drawn = torch.randn(output.shape, generator=generator)
+            part = output * drawn.to(output.device, output.dtype)
+            parts.append(part.flatten(1).sum(1, dtype=torch.promote_types(part.dtype, torch.float)))
+    if not parts:
+        raise StrayGradientError(
+            "a stage of the pipeline returns nothing that depends on its trainable parameters and "
+            "requires gradients: expected at least one such tensor. Put a frozen stage into the "
+            "stage behind it, or train some of its parameters."
+        )
+    return sum(parts[1:], parts[0])
+
+
+def _take_rows(content: Any, rows: slice, count: int) -> Any:
+    """Of tensors with so many rows these; all else as it is."""
+
+    def take(leaf: Any) -> Any:
+        has_rows = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
+        return leaf[rows] if has_rows else leaf
+
+    return tree_map(take, content)

@@ -301,6 +301,14 @@ def misuse(what):
     return Part(**options)
 
 
+def reorder():
+    part = Part(samples=8)
+    with without_noise():
+        for batch in part.engine.batches():
+            for x, y in batch:
+                part.engine.run(x.flip(0), target=y.flip(0))
+
+
 def use_backward():
     part = Part()
     with without_noise():

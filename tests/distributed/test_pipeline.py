@@ -51,6 +51,7 @@ def results(ranks, **more):
         jobs |= {f"misuse: {name}": ("stages.misuse", {"what": name}) for name in MISUSED}
         jobs |= {f"moved: {each}": ("stages.sensitivity", {"clipping": each}) for each in CLIPPINGS}
         jobs["backward"] = ("stages.use_backward", {})
+        jobs["reorder"] = ("stages.reorder", {})
     return dict(zip(jobs, run([*jobs.values()], ranks), strict=True))
 
 
@@ -142,6 +143,11 @@ def test_the_schedule_runs_the_backward_pass(two):
         assert "engine.run" in each["message"]
 
 
+def test_what_fills_micro_batches_up_must_stay_at_their_end(two):
+    for each in two["reorder"]:
+        assert "not in the order in which they were handed out" in each["message"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_one_stage_refuses_stops_all(what):
@@ -154,6 +160,7 @@ def test_what_one_stage_refuses_stops_all(what):
     assert [each["steps"] for each in found] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_pipeline_goes_on_where_it_was_saved(tmp_path):
     (tmp_path / "states").mkdir()
     jobs = [("stages.resume", {"folder": str(tmp_path / "states"), "loads": x}) for x in (0, 1)]

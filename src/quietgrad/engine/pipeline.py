@@ -138,6 +138,7 @@ class StageRunner:
     ) -> list[ClippedReducer]:
         """One run of the schedule, and what was clipped in it."""
         self._reducers = []
+        self._require_order(target)
 
         def backward(stage: Any, run: Forward, number: int, losses: Tensor | None) -> None:
             self._backward(stage, run, number, losses, groups, make_reducer)
@@ -161,6 +162,22 @@ class StageRunner:
                 "samples would be left out. Nothing was released."
             )
         return self._reducers
+
+    def _require_order(self, target: Any) -> None:
+        """What fills a round up must be at its end: what is repeated must not count twice."""
+        real, size = sum(self._real), self.round_size
+        places = torch.arange(real, size)
+        for leaf in tree_leaves(target):
+            if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
+                continue
+            filled = leaf[real:]
+            same = leaf[(places % real).to(leaf.device)]
+            if not bool(((filled == same) | (filled != filled)).all()):
+                raise EngineStateError(
+                    "the targets are not in the order in which they were handed out: the last "
+                    f"{size - real} of {size} repeat the first ones, to fill up micro-batches, and "
+                    "are not counted. Pass x and y in their order, and change no labels at random."
+                )
 
     def _forward(self, stage: Any, run: Forward, number: int) -> Any:
         real = self._real[number]

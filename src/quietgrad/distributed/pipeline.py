@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from quietgrad.distributed.world import Replicas
+from quietgrad.distributed.world import Replicas, find_grid
 from quietgrad.errors import DistributedTrainingError
 
 # In all of these a micro-batch's backward pass is run whole, and once.
@@ -175,25 +175,6 @@ def _name_stages(stages: Sequence[Any], model: nn.Module) -> dict[str, Any]:
             "two stages of this rank share a parameter",
             "Give each its own.",
             "each stage clips its own gradients, and that of the parameter has parts in both",
-        )
-    return found
-
-
-def find_grid(pipelines: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
-    """The ranks of every pipeline, each rank in one of them.
-
-    Args:
-        pipelines: for each rank, the ranks of its own pipeline.
-        size: the number of ranks.
-    """
-    found = sorted({tuple(each) for each in pipelines})
-    whole = sorted(rank for each in found for rank in each)
-    if whole != list(range(size)) or len({len(each) for each in found}) > 1:
-        raise DistributedTrainingError(
-            f"{size} ranks have a model in parts, together with these: {found}",
-            "Use the groups along one dimension of a DeviceMesh over all ranks: for a stage "
-            "PipelineStage(..., group=mesh['pp'].get_group()).",
-            "every rank must be in one of them, and all must have as many",
         )
     return found
 

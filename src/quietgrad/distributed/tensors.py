@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
-from quietgrad.distributed.pipeline import find_grid
 from quietgrad.distributed.sharding import is_distributed_tensor, local_of
-from quietgrad.distributed.world import AddNoise, Replicas, explained
+from quietgrad.distributed.world import AddNoise, Replicas, explained, find_grid
 from quietgrad.errors import DistributedTrainingError, RankError, UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -450,3 +450,22 @@ def _describe(error: BaseException) -> str:
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def find_grid(together: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
+    """The sets of ranks that have a model together, each rank in one of them.
+
+    Args:
+        together: for each rank, the ranks of its own set.
+        size: the number of ranks.
+    """
+    found = sorted({tuple(each) for each in together})
+    whole = sorted(rank for each in found for rank in each)
+    if whole != list(range(size)) or len({len(each) for each in found}) > 1:
+        raise DistributedTrainingError(
+            f"{size} ranks have a model in parts, together with these: {found}",
+            "Use the groups along one dimension of a DeviceMesh over all ranks: for a stage "
+            "PipelineStage(..., group=mesh['pp'].get_group()).",
+            "every rank must be in one of them, and all must have as many",
+        )
+    return found

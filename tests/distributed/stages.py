@@ -306,7 +306,9 @@ def reorder():
     with without_noise():
         for batch in part.engine.batches():
             for x, y in batch:
-                part.engine.run(x.flip(0), target=y.flip(0))
+                order = y.argsort()  # repeated ones come beside each other
+                part.engine.run(x[order], target=y[order])
+            part.engine.step()
 
 
 def use_backward():

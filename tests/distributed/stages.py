@@ -290,6 +290,7 @@ def misuse(what):
         "all-layer": {"grouping": "all-layer"},
         "adaptive": {"radius": qg.AdaptiveRadius(), "clipping": "abadi"},
         "momentum": {"momentum": qg.InnerOuter()},
+        "compile": {"compile": True},
         "diagnostics": {"diagnostics": qg.diagnostics.StepRecorder()},
         "no size": {"physical_batch_size": None},
         "no loss": {"loss": None},

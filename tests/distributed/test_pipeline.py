@@ -24,6 +24,7 @@ MISUSED = {
     "all-layer": "per-device",
     "adaptive": "AdaptiveRadius",
     "momentum": "InnerOuter",
+    "compile": "compile=",
     "diagnostics": "diagnostics",
     "no size": "physical_batch_size",
     "no loss": "loss_fn",

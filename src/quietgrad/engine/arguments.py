@@ -244,19 +244,20 @@ def check_world(world: World, diagnostics: object, momentum: object, compile: ob
         )
 
 
-def check_pipeline(example: object, radius: object, momentum: object) -> None:
+def check_pipeline(example: object, radius: object, momentum: object, compile: object) -> None:
     """Refuse what would have to know all stages of a pipeline, or run a stage by itself."""
     given = {
         "example=": example is not None,
         "radius=AdaptiveRadius()": isinstance(radius, AdaptiveRadius),
         "momentum=InnerOuter()": momentum is not None,
+        "compile=": bool(compile),
     }
     for name, is_given in given.items():
         if is_given:
             raise DistributedTrainingError(
                 f"{name} is given with pipeline=",
                 "Leave it out, or train without a pipeline.",
-                "it needs the whole model, of which a rank has some stages",
+                "it needs the whole model, of which a rank has some stages, or was not tried there",
             )
 
 

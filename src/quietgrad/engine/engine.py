@@ -201,7 +201,7 @@ class PrivacyEngine:
         check_functions(noise_schedule, collate_fn, diagnostics)
         check_world(world, diagnostics, momentum, compile)
         if stages is not None:
-            check_pipeline(example, radius, momentum)
+            check_pipeline(example, radius, momentum, compile)
             physical_batch_size = stages.round_size
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -169,14 +169,19 @@ class Bulk:
                 self._single[i] = self.found[i].factor.sq_norm()
         return self.squares()
 
-    def norms(self, place: int, squares: Tensor) -> tuple[Tensor, Tensor | None]:
+    def norms(
+        self, place: int, squares: Tensor, joint: Joint | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Norms of a group, and the samples for which they were not taken in the usual way."""
         norms = squares.clamp_min(0).sqrt()
         is_extreme = find_extremes(squares, self._narrowest())
         if not is_extreme.any():
             return norms, None
         samples = is_extreme.nonzero().flatten()
-        exact = norms_of_extremes((found.factor for found in self.held[place]), samples)
+        held = [f for f in self.held[place] if joint is None or joint.counts(f.name)]
+        exact = norms_of_extremes((found.factor for found in held), samples)
+        if joint is not None:
+            exact = joint.add_squares(exact.double().square()).sqrt()
         return norms.index_copy(0, samples, exact.to(norms)), samples
 
     def _narrowest(self) -> torch.dtype:
@@ -193,6 +198,24 @@ def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
     return max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).bits)
 
 
+def _refuse_changed(bulk: Bulk) -> None:
+    """What was measured must be what is summed."""
+    changed = [(found.name, found.factor.changed()) for found in bulk.found]
+    for name, is_changed in changed:
+        if is_changed:
+            raise ChangedGradientError(name)
+
+
+class Joint(Protocol):
+    """Ranks that have parts of the same samples' gradients."""
+
+    def counts(self, name: str) -> bool:
+        """Whether the norms of this rank's part of a parameter count: others may have the same."""
+
+    def add_squares(self, squares: Tensor) -> Tensor:
+        """Squared norms, added up over these ranks: the same bits on each of them."""
+
+
 class ClippedReducer:
     """Receives parameters' factors and turns each complete group into its clipped sum.
 
@@ -204,6 +227,10 @@ class ClippedReducer:
         sums: what the sums are added to. Whoever gives them says when they are whole again.
         loss_scale: a power of two by which all gradients come multiplied. Norms, weights and sums
             are those of the gradients without it.
+        counted: which samples are clipped and summed, ``[B]``; None for all. The others, which fill
+            up a micro-batch, add nothing, whatever they are.
+        joint: other ranks with other parts of these gradients, if there are any. All come here with
+            the same groups in the same order.
     """
 
     def __init__(
@@ -214,7 +241,10 @@ class ClippedReducer:
         batch: int,
         sums: Sums | None = None,
         loss_scale: float = 1.0,
+        counted: Tensor | None = None,
+        joint: Joint | None = None,
     ) -> None:
+        self._counted, self._joint = counted, joint
         self.grads = Sums() if sums is None else sums
         self.groups, self.clipping, self._evaluator = groups, clipping, evaluator
         self._batch, self.loss_scale = batch, loss_scale
@@ -247,7 +277,8 @@ class ClippedReducer:
             self._ready.append(index)
             if len(self.groups) > 1:
                 self._waiting += sum(found.factor.held_bytes() for found in self._held[index])
-                if self._waiting > waiting_bytes(held.device):
+                # What waits differs from rank to rank; where they ask each other, nothing does.
+                if self._waiting > waiting_bytes(held.device) or self._joint is not None:
                     self._reduce_ready(is_last=False)
 
     def _limited(self, index: int, norms: Tensor | RawNorms) -> Tensor | RawNorms:
@@ -339,13 +370,14 @@ class ClippedReducer:
         for index in ready:
             self._held[index] = []
             self._all_raw_bytes -= self._raw_bytes[index]
-        changed = [(found.name, found.factor.changed()) for found in bulk.found]
-        for name, is_changed in changed:
-            if is_changed:
-                raise ChangedGradientError(name)  # what was measured must be what is summed
+        _refuse_changed(bulk)
+        if self._joint is not None:
+            self._reduce_carefully(bulk)
+            return
         squares = bulk.squares()
         norms = self._unscaled(squares.sqrt())
         weights, are_bounded = self._weigh(norms, ready)
+        weights = self._of_counted(weights)
         is_fine = torch.stack([*bulk.are_usual(squares), are_bounded]).all()
         # What is added to cannot be taken back: only the first sum of a batch can be done again.
         can_redo = self.grads.can_redo and not self.grads
@@ -408,12 +440,22 @@ class ClippedReducer:
 
     def _reduce_carefully(self, bulk: Bulk) -> None:
         """The same where some samples' norms cannot be taken in the usual way."""
-        squares = bulk.repaired()
+        squares = bulk.repaired() if self._joint is None else self._add_squares(bulk, self._joint)
         broken = torch.zeros(self._batch, dtype=torch.bool, device=squares.device)
         for place, index in enumerate(bulk.ready):
-            finite = self._reduce_group(index, bulk.held[place], *bulk.norms(place, squares[place]))
-            broken |= ~finite
+            norms = bulk.norms(place, squares[place], self._joint)
+            finite = self._reduce_group(index, bulk.held[place], *norms)
+            broken |= self._of_counted(~finite)
         self._broken = broken if self._broken is None else self._broken | broken
+
+    def _add_squares(self, bulk: Bulk, joint: Joint) -> Tensor:
+        """Of all ranks' parts, ``[G, B]``."""
+        device = bulk.found[0].factor.device
+        squares = torch.zeros(len(bulk.ready), self._batch, dtype=torch.float64, device=device)
+        for place, found in zip(bulk.places, bulk.found, strict=True):
+            if joint.counts(found.name):
+                squares[place] += found.factor.sq_norm().double()
+        return joint.add_squares(squares)
 
     def _reduce_group(
         self, index: int, held: Sequence[Measured], norms: Tensor, extremes: Tensor | None
@@ -422,6 +464,7 @@ class ClippedReducer:
         group, norms = self.groups[index], self._unscaled(norms)
         finite = norms.isfinite()
         weights = self.clipping.weights(norms.where(finite, 0.0), group.radius).where(finite, 0.0)
+        weights = self._of_counted(weights)
         self._check_bound(group, norms.where(finite, 0.0), weights)
         self._norms[index], self._weights[index] = norms, weights
         self.grads.is_torn = True
@@ -442,6 +485,14 @@ class ClippedReducer:
         for name, factor, *_ in held:
             self.grads.add(name, partial(add, factor))
         return finite
+
+    def _of_counted(self, values: Tensor) -> Tensor:
+        """Zero, or False, for samples that do not count; those are in the last dimension."""
+        return (
+            values
+            if self._counted is None
+            else values.masked_fill(~self._counted.to(values.device), 0)
+        )
 
     def _unscaled(self, norms: Tensor) -> Tensor:
         """Norms without the scale of the losses; at least the smallest number that is whole."""

@@ -1,5 +1,9 @@
-"""Runs functions of `jobs` in several processes on loopback, and collects what each returns."""
+"""Runs functions in several processes on loopback, and collects what each returns.
 
+They are those of `jobs`, or of another module if a job is called "module.function".
+"""
+
+import importlib
 import json
 import os
 import socket
@@ -7,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -79,15 +84,32 @@ def main():
     found = []
     for name, options in jobs_to_do:
         try:
+            module, _, function = name.rpartition(".")
             places = (jobs, sharded_jobs, transformer_jobs)
-            job = next(getattr(each, name) for each in places if hasattr(each, name))
+            if module:
+                places = (importlib.import_module(f"tests.distributed.{module}"),)
+            job = next(getattr(each, function) for each in places if hasattr(each, function))
             found.append(job(**options))
         except Exception as error:
             found.append({"error": type(error).__name__, "message": str(error)})
             traceback.print_exc()
     Path(place).write_text(json.dumps(found))
+    if any("refuse" in name for name, _ in jobs_to_do):
+        _stay(dist, timeout)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _stay(dist, seconds):
+    """Rank 0 keeps the store, as torchrun's agent does, until the others had time to look."""
+    from datetime import timedelta
+
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"done/{dist.get_rank()}", "")
+    if dist.get_rank() == 0:
+        keys = [f"done/{rank}" for rank in range(dist.get_world_size())]
+        with suppress(RuntimeError):
+            store.wait(keys, timedelta(seconds=min(seconds, 20)))
 
 
 if __name__ == "__main__":

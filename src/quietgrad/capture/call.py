@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quietgrad.capture.layout import Layout, SiteKey
 from quietgrad.capture.operations import is_in_place, operation_name
+from quietgrad.distributed.sharding import local_of
 from quietgrad.errors import UnsupportedOperationError
 from quietgrad.factors.base import Dense, Factor, to_float32
 from quietgrad.factors.gather import Gather
@@ -195,6 +196,19 @@ class Call:
     def is_managed(self, value: Any) -> bool:
         """Whether ``value`` is a trainable parameter or derived from such alone."""
         return self._target_of(value) is not None
+
+    def localize(self, parameters: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What this rank holds of parameters that are spread; from here on it stands for them."""
+        found: list[Tensor | None] = []
+        for parameter in parameters:
+            local = None if parameter is None else local_of(parameter.detach())
+            if local is not None:
+                target = self._target_of(parameter)
+                if isinstance(target, ParameterTarget):
+                    target = ParameterTarget(target.name, local.shape)
+                self._targets[id(local)] = local, target
+            found.append(local)
+        return found
 
     def value(self, tensor: Any) -> Any:
         """A managed tensor cut off from autograd; anything else unchanged."""

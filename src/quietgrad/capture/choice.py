@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import combinations, islice
 
 import torch
@@ -14,11 +17,37 @@ from torch import Tensor
 COPIED, FEW = 4, 8
 
 
+_COMMON: ContextVar[random.Random | None] = ContextVar("common choices", default=None)
+
+
+@contextmanager
+def common_choices(source: random.Random) -> Iterator[None]:
+    """In here choices are drawn from a source that other ranks have, too."""
+    token = _COMMON.set(source)
+    try:
+        yield
+    finally:
+        _COMMON.reset(token)
+
+
+def draw_below(count: int) -> int:
+    """From the operating system's entropy, so that nothing is aligned with it."""
+    source = _COMMON.get()
+    return secrets.randbelow(count) if source is None else source.randrange(count)
+
+
+def new_generator() -> torch.Generator:
+    """One that draws from there."""
+    generator, source = torch.Generator(), _COMMON.get()
+    if source is None:
+        generator.seed()
+        return generator
+    return generator.manual_seed(source.getrandbits(63))
+
+
 def random_order(count: int) -> Tensor:
-    """Of so many; drawn from the operating system's entropy, so that nothing is aligned with it."""
-    generator = torch.Generator()
-    generator.seed()
-    return torch.randperm(count, generator=generator)
+    """Of so many."""
+    return torch.randperm(count, generator=new_generator())
 
 
 def displace(samples: Tensor) -> Tensor:
@@ -70,7 +99,7 @@ def replace_others(
     places = torch.arange(len(kept))
     if scores is None or largest is None:
         sources = places[kept]
-        return torch.where(kept, places, sources[secrets.randbelow(len(sources))])
+        return torch.where(kept, places, sources[draw_below(len(sources))])
     scores = scores if largest else -scores
     is_alone = int(kept.sum()) == 1 and len(kept) > 2
     source = (scores if is_alone else scores.where(kept, -math.inf)).argmax()

@@ -9,7 +9,6 @@ parameter for them, must be what the call itself gave.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from quietgrad.capture.choice import (
     FEW,
     choose_singles,
     displace,
+    draw_below,
     list_companies,
     random_order,
     replace_others,
@@ -331,7 +331,7 @@ class _Examination:
     def _try(self, *, is_new: bool, is_first: bool) -> Iterator[Trial]:
         kept, *others = separate_samples(self.recorded.batch)
         # Of what is known already, gradients are compared in one of two repeats, and of few alone.
-        in_whole = is_new or secrets.randbelow(2) == 0
+        in_whole = is_new or draw_below(2) == 0
         recorder = self._drawn if self._steady is None else None
         is_same = self._replace_others(kept, recorder, backward=in_whole, largest=True)
         if self._drawn.has_hidden:

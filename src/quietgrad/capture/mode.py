@@ -36,6 +36,8 @@ from quietgrad.capture.refusals import (
     refuse_unusual_layouts,
 )
 from quietgrad.capture.rules.fallback import run_per_sample
+from quietgrad.capture.rules.spread import run_spread
+from quietgrad.distributed.sharding import is_distributed_tensor
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
@@ -154,6 +156,8 @@ class CaptureMode(TorchFunctionMode):
         if torch._C._are_functorch_transforms_active():
             return self._run_transformed(call, args, kwargs, tensors, tape)
         call.note_targets(tensors, targets)
+        if any(map(is_distributed_tensor, tensors)):
+            return run_spread(call, args, kwargs)
         for tensor in tensors[operation.writes_in_place :] if self._open else ():
             self._open.pop(id(tensor), None)
         data = [t for t, g in zip(tensors, targets, strict=True) if g is None]

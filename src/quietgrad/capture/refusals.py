@@ -157,6 +157,11 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
     )
     if not isinstance(losses, Tensor):
         raise LossError(f"expected a 1-D tensor of losses, got {type(losses).__name__}. {advice}")
+    if is_distributed_tensor(losses):
+        raise LossError(
+            "the losses are a distributed tensor (loss_parallel, or outputs that were left so): "
+            "let the last layer give whole outputs, ColwiseParallel(output_layouts=Replicate())."
+        )
     if losses.ndim != 1:
         kind = "a scalar" if losses.ndim == 0 else f"of shape {tuple(losses.shape)}"
         raise LossError(f"expected a 1-D tensor with one loss per sample; it is {kind}. {advice}")

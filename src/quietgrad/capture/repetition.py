@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.choice import new_generator
 from quietgrad.capture.compare import Node, leaves, parse_output, refuse_tangled, tensors_in
 from quietgrad.capture.draws import RandomState
 from quietgrad.capture.layout import SiteKey, add_first_hook
@@ -327,8 +328,7 @@ class ArgumentRows:
 @contextmanager
 def trembling_weights(model: nn.Module) -> Iterator[None]:
     """All weights are moved by a few times their rounding error, and are put back afterwards."""
-    generator = torch.Generator()
-    generator.seed()
+    generator = new_generator()
     weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
     try:
         for parameter, values in weights:

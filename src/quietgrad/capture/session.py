@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,12 @@ from torch.overrides import (
 from torch.utils.hooks import RemovableHandle
 
 from quietgrad.capture.call import Frame
+from quietgrad.capture.choice import common_choices
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.compiled import Uncompiled, refuse_compiled_backward
 from quietgrad.capture.draws import RandomState, find_devices
+from quietgrad.capture.graph import Graph
 from quietgrad.capture.independence import RecordedCall, is_repeated_alike
 from quietgrad.capture.layout import LayoutTable, OutputLayout
 from quietgrad.capture.mode import CaptureMode
@@ -49,7 +51,7 @@ from quietgrad.capture.refusals import (
     refuse_unusable,
 )
 from quietgrad.capture.repetition import ModelCall, Recapture
-from quietgrad.capture.tape import Sink, Tape, TapePhase
+from quietgrad.capture.tape import Arrival, Sink, Tape, TapePhase
 from quietgrad.capture.verification import Verifier
 from quietgrad.distributed.world import World
 from quietgrad.errors import (
@@ -104,7 +106,7 @@ class Capture:
         self._layouts, self._provenance = LayoutTable(), Provenance(model, self._world.at_rest)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
         self._provenance.note_held(held)
-        self._tape = Tape(self._layouts, self._provenance, 1, verify=False)
+        self._tape = self._make_tape(1)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
         self._model = self.model = model
@@ -207,7 +209,7 @@ class Capture:
         self._provenance.forget_dead()
         self._provenance.watch.begin()
         self._attributes.begin(looking=verify)
-        self._tape = Tape(self._layouts, self._provenance, batch, verify=verify)
+        self._tape = self._make_tape(batch, verify=verify)
         self._tape.collation, self._tape.scale = collation, self.loss_scale
 
     @without_autocast()
@@ -218,44 +220,116 @@ class Capture:
         establish which rows belong to which sample, and that samples are independent.
         """
         tape, collation = self._tape, self._tape.collation
-        check_losses(losses, tape.batch)
-        refuse_compiled_backward()
-        check_scale(losses, scale * tape.scale)
-        if not self._when():
-            raise StrayGradientError(
-                "the model is in eval mode: its forward was not captured, and nothing was "
-                "accumulated. Call model.train() before computing the losses."
-            )
+        self._check_losses(losses, scale)
         try:
-            trained = self.check_trainable_set()
-            refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
-            self._refuse_written_buffers()
-            graph = self._verifier.summarize(tape, losses)
-            is_wanted = self._verifier.wants_passes(tape, graph)
-            with self._world.verifying(is_wanted=is_wanted):
-                self._refuse_kept_data(tape)
-                self._attributes.begin_backward()
-                whole = self._verifier.verify(tape, losses, graph)
-                if (name := self._find_asked()) is not None:
-                    raise raw_data_refusal(name)
-                self.picks_rows = tape.selects_rows or tape.has_owned_rows()
-                self._provenance.watch.begin()  # verification writes buffers, and puts them back
-                if whole is not None and self._verifier.is_decisive:
-                    self.on_verified(tape.batch)
+            graph, is_wanted = self._look_at(losses)
+            source = self._world.common_choices()
+            choices = nullcontext() if source is None else common_choices(source)
+            with self._world.verifying(is_wanted=is_wanted), choices:
+                whole = self._verify(losses, graph)
                 if whole is not None and scale == 1.0:
                     tape.collect_recorded(whole, sink)
                 else:
                     tape.collect(losses, sink, scale)
             self._world.rest()
-            self._refuse_written_buffers()
-            refuse_escaped_gradients(self.parameters.trainable())
+            self._refuse_escaped()
         except BaseException:
-            for parameter in self.parameters.trainable().values():
-                parameter.grad = None
+            self._drop_gradients()
             raise
         finally:
             self._switch_off()
             self._begin(tape.batch, verify=tape.verify, collation=collation)
+
+    def _check_losses(self, losses: Tensor, scale: float = 1.0) -> None:
+        """Refuse what cannot be back-propagated here; the call can be made again, rightly."""
+        check_losses(losses, self._tape.batch)
+        refuse_compiled_backward()
+        check_scale(losses, scale * self._tape.scale)
+        if not self._when():
+            raise StrayGradientError(
+                "the model is in eval mode: its forward was not captured, and nothing was "
+                "accumulated. Call model.train() before computing the losses."
+            )
+
+    def _look_at(self, losses: Tensor) -> tuple[Graph, bool]:
+        """The graph behind the losses, and whether verifying it takes passes of the model."""
+        trained = self.check_trainable_set()
+        refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
+        self._refuse_written_buffers()
+        graph = self._verifier.summarize(self._tape, losses)
+        return graph, self._verifier.wants_passes(self._tape, graph)
+
+    def _verify(self, losses: Tensor, graph: Graph) -> list[Arrival] | None:
+        """Refuse what mixes samples; the gradients of all losses, if they were verified."""
+        tape = self._tape
+        self._refuse_kept_data(tape)
+        self._attributes.begin_backward()
+        whole = self._verifier.verify(tape, losses, graph)
+        if (name := self._find_asked()) is not None:
+            raise raw_data_refusal(name)
+        self.picks_rows = tape.selects_rows or tape.has_owned_rows()
+        self._provenance.watch.begin()  # verification writes buffers, and puts them back
+        if whole is not None and self._verifier.is_decisive:
+            self.on_verified(tape.batch)
+        return whole
+
+    def _refuse_escaped(self) -> None:
+        """What a backward pass wrote besides what was clipped."""
+        self._refuse_written_buffers()
+        refuse_escaped_gradients(self.parameters.trainable())
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters.trainable().values():
+            parameter.grad = None
+
+    # -- several recordings at once -------------------------------------------------------------
+
+    def begin_flight(
+        self, batch: int, *, verify: bool = False, collation: Collation | None = None
+    ) -> None:
+        """Begin one of several recordings, of which others were set aside before."""
+        self._begin(batch, verify=verify, collation=collation)
+
+    @without_autocast()
+    def set_aside(self, losses: Tensor) -> Tape:
+        """Verify the recording under way, as :meth:`backward` does, and hand it out.
+
+        Its backward pass comes later, in :meth:`landing`. ``losses`` may stand for others that only
+        another process knows: they must depend on all that the model returned.
+        """
+        tape = self._tape
+        self._check_losses(losses)
+        try:
+            graph, _ = self._look_at(losses)
+            self._verify(losses, graph)
+        except BaseException:
+            self._drop_gradients()
+            raise
+        for tensor in (tensor for call in tape.calls for tensor in call.arguments):
+            tensor.grad = None  # what reentrant checkpointing left there
+        tape.calls.clear()
+        self._tape = self._make_tape(1)
+        return tape
+
+    @contextmanager
+    def landing(self, tape: Tape, sink: Sink) -> Iterator[None]:
+        """In here somebody runs the backward pass of a recording that was set aside, once."""
+        refuse_foreign_gradients(self.check_trainable_set())
+        self._tape = tape
+        try:
+            with without_autocast(), tape.collecting(sink):
+                yield
+            self._refuse_escaped()
+        except BaseException:
+            self._drop_gradients()
+            raise
+        finally:
+            tape.close()
+            self._switch_off()
+            self._tape = self._make_tape(1)
+
+    def _make_tape(self, batch: int, *, verify: bool = False) -> Tape:
+        return Tape(self._layouts, self._provenance, batch, verify=verify)
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it since :meth:`begin`."""
@@ -273,7 +347,7 @@ class Capture:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """The model runs without being captured and without gradients, and stays as it was."""
-        with self._paused(), preserve_state(self._model):
+        with self.paused(), preserve_state(self._model):
             yield
 
     def check_trainable_set(self) -> dict[str, nn.Parameter]:
@@ -457,7 +531,7 @@ class Capture:
     def _recapture(self, batch: int) -> Iterator[Tape]:
         """What the model does in here is recorded on a tape of its own."""
         own = self._tape
-        self._tape = Tape(self._layouts, self._provenance, batch, verify=False)
+        self._tape = self._make_tape(batch)
         self._is_repeating = True
         try:
             yield self._tape
@@ -468,13 +542,13 @@ class Capture:
             self._tape, self._is_capturing, self._is_repeating = own, False, False
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
-        """The model runs without being captured."""
-        self._is_paused = True
+    def paused(self, is_paused: bool = True) -> Iterator[None]:
+        """The model runs without being captured; or, in such a block, it is captured again."""
+        before, self._is_paused = self._is_paused, is_paused
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = before
 
     def _refuse_kept_data(self, tape: Tape) -> None:
         """Attributes that do not count for the next forward are emptied."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -290,9 +290,15 @@ class Tape:
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
+        with self.collecting(sink):
+            seeds = torch.full_like(losses, scale * self.scale)
+            torch.autograd.backward(losses, seeds, inputs=self._ends())
+
+    @contextmanager
+    def collecting(self, sink: Sink) -> Iterator[None]:
+        """The real backward pass runs in here, whoever began it."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        seeds = torch.full_like(losses, scale * self.scale)
-        torch.autograd.backward(losses, seeds, inputs=self._ends())
+        yield
         self._complete_all()
 
     def collect_recorded(self, arrivals: Sequence[Arrival], sink: Sink) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.choice import split_samples
+from quietgrad.capture.choice import draw_below, split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
@@ -47,13 +48,15 @@ class Schedule:
 
     _LEAST = 0.01
 
-    def __init__(self, frequency: Frequency = "default") -> None:
+    def __init__(
+        self, frequency: Frequency = "default", source: random.Random | None = None
+    ) -> None:
         if frequency not in get_args(Frequency):
             raise ValueError(
                 f"verification={frequency!r} is not valid: expected one of {get_args(Frequency)}"
             )
         self._frequency = frequency
-        self._random = secrets.SystemRandom()
+        self._random = source or secrets.SystemRandom()
         self._count = 0
         self._is_due = {"single": True, "several": True}
 
@@ -256,7 +259,7 @@ class Verifier:
                 else:
                     if check_independence(recorded, is_new=is_new, is_first=is_first):
                         self._joined.add(number)
-                    if tape.collation is not None and (is_new or secrets.randbelow(8) == 0):
+                    if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
         self._warn_of_tables(tape)

@@ -18,9 +18,16 @@ _COMPARED = 8  # elements of the data
 
 
 def list_facts(
-    model: nn.Module, dataset: Dataset[Any], settings: Mapping[str, Any]
+    model: nn.Module, dataset: Dataset[Any], settings: Mapping[str, Any], part: str = ""
 ) -> dict[str, object]:
-    """By names that people know; large things as hashes."""
+    """By names that people know; large things as hashes.
+
+    Args:
+        model: or the part of it that some ranks have.
+        dataset: the whole.
+        settings: of the engine.
+        part: which part it is, in words.
+    """
     described = {
         name: (tuple(p.shape), str(p.dtype), p.requires_grad)
         for name, p in model.named_parameters()
@@ -28,7 +35,7 @@ def list_facts(
     return {
         "the version of quietgrad": __version__,
         "the version of torch": torch.__version__,
-        "the model's parameters": described,
+        f"the model's parameters{part}": described,
         **{f"the setting {name}": _plain(value) for name, value in settings.items()},
         "the data": _digest_data(dataset),
     }

@@ -7,8 +7,9 @@ import os
 import torch.distributed as dist
 from torch import nn
 
-from quietgrad.distributed.sharding import is_sharded
+from quietgrad.distributed.sharding import is_distributed_tensor, is_sharded
 from quietgrad.distributed.shards import Shards
+from quietgrad.distributed.tensors import TensorParts
 from quietgrad.distributed.world import Replicas, World
 from quietgrad.errors import DistributedTrainingError
 
@@ -16,11 +17,14 @@ from quietgrad.errors import DistributedTrainingError
 def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
     """The process group of this process, or this process alone.
 
-    How ranks share the work follows from the model: where it is sharded, each holds a part.
+    How ranks share the work follows from the model: where its weights are sharded or spread, each
+    rank holds a part.
     """
     if dist.is_available() and dist.is_initialized():
         if is_sharded(model) and dist.get_world_size() > 1:
             return Shards(model, is_seeded=is_seeded)
+        if any(map(is_distributed_tensor, model.parameters())):
+            return TensorParts(model, is_seeded=is_seeded)
         return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
         raise DistributedTrainingError(

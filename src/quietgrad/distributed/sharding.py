@@ -210,6 +210,8 @@ def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a tensor that is to be spread like a parameter."""
     spread: Any = parameter
     dim = spread.device_mesh.ndim - 1
+    if spread.placements[dim].is_replicate():
+        return whole
     size, rank = spread.device_mesh.size(dim), spread.device_mesh.get_local_rank(dim)
     return cut(whole, spread.placements[dim].dim, size, rank).contiguous()
 

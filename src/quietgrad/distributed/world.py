@@ -8,10 +8,12 @@ all ranks each rank owns an equal part, to which it alone adds noise (``docs/dis
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -23,7 +25,7 @@ from quietgrad.errors import DistributedTrainingError, RankError
 
 if TYPE_CHECKING:
     from quietgrad.grouping.base import Group
-    from quietgrad.reduction import ClippedReducer, Sums
+    from quietgrad.reduction import ClippedReducer, Joint, Sums
 
 T = TypeVar("T")
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -38,11 +40,13 @@ class World:
         size: the number of all.
         has_collectives: whether the model itself asks other ranks while it runs, so that all must
             run the same passes.
+        part_name: what part of the model is here, in words that follow on others; empty for all.
     """
 
     rank = 0
     size = 1
     has_collectives = False
+    part_name = ""
 
     @property
     def description(self) -> str | None:
@@ -56,6 +60,10 @@ class World:
 
     def require_same(self, list_facts: Callable[[], Mapping[str, object]]) -> None:
         """Refuse ranks that differ in something; facts have names that people know."""
+
+    def own_seed(self, seed: int | None) -> int | None:
+        """What the noise of this process is drawn with, if it is to be repeated."""
+        return seed
 
     def share(self, value: T) -> T:
         """The leader's value."""
@@ -76,6 +84,15 @@ class World:
 
     def note_failure(self, error: BaseException) -> None:
         """This rank cannot go on: the others are told when they next ask."""
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks."""
+        return [value]
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """If others cannot be reached in here, it is said why they stopped."""
+        yield
 
     def add_up(self, counts: Tensor) -> Tensor:
         """A few numbers, added up over all ranks."""
@@ -127,6 +144,20 @@ class World:
         """
         return plain()
 
+    joint: Joint | None = None
+    """Ranks that have parts of the same samples' gradients, with this one."""
+
+    def counts(self, name: str) -> bool:
+        """Whether this rank's part of a parameter is to be counted in norms."""
+        return True
+
+    def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
+        """Refuse sums that differ from those of other ranks, and must not."""
+
+    def common_choices(self) -> random.Random | None:
+        """What the ranks that run the same passes choose samples with; None for one alone."""
+        return None
+
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.
 
@@ -146,9 +177,18 @@ class World:
         """
         return add_noise(totals)
 
+    def file_of_part(self, path: Path, steps: int) -> Path:
+        """Where the state of this rank's part of the model is, after so many steps."""
+        return path
+
+    @property
+    def writes_part(self) -> bool:
+        """Whether this rank writes it: one of those that have the same part."""
+        return self.is_leader
+
     def digest_weights(self, model: nn.Module) -> dict[str, object]:
         """What must be the same on all ranks that have an entry of this name."""
-        return {"the weights": digest_tensors(model.state_dict())}
+        return {f"the weights{self.part_name}": digest_tensors(model.state_dict())}
 
 
 HALF = (torch.float16, torch.bfloat16)
@@ -249,6 +289,16 @@ class Replicas(World):
             self._failure = _describe(error)
             self._say(None, self._failure)
 
+    def gather(self, value: T) -> list[T]:
+        """Through the store."""
+        return self._exchange(value)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """What the others said before they stopped."""
+        with explained(self._find_failures):
+            yield
+
     def add_up(self, counts: Tensor) -> Tensor:
         """By an all-reduce."""
         total = counts.clone()
@@ -294,10 +344,10 @@ class Replicas(World):
     def _noisy_by_leader(self, totals: Sequence[Tensor], add_noise: AddNoise) -> list[Tensor]:
         wholes = [total.contiguous() for total in totals]
         for whole in wholes:
-            dist.all_reduce(whole)
+            dist.all_reduce(whole, group=self._owners)
         noisy = add_noise([whole.clone() for whole in wholes])  # for shapes and types on all ranks
         for each in noisy:
-            dist.broadcast(each, 0)
+            dist.broadcast(each, group=self._owners, group_src=0)
         return noisy
 
     @contextmanager
@@ -380,7 +430,7 @@ def explained(find_failures: Callable[[], str | None]) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, RankError) or not is_of_group(error):
             raise
-        found = find_failures() or f"a rank ended while sums were exchanged ({error})"
+        found = find_failures() or f"a rank ended while it was waited for ({error})"
         raise RankError(f"{found} Nothing was released since the last step.") from error
 
 
@@ -400,3 +450,22 @@ def _describe(error: BaseException) -> str:
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def find_grid(together: Sequence[Sequence[int]], size: int) -> list[tuple[int, ...]]:
+    """The sets of ranks that have a model together, each rank in one of them.
+
+    Args:
+        together: for each rank, the ranks of its own set.
+        size: the number of ranks.
+    """
+    found = sorted({tuple(each) for each in together})
+    whole = sorted(rank for each in found for rank in each)
+    if whole != list(range(size)) or len({len(each) for each in found}) > 1:
+        raise DistributedTrainingError(
+            f"{size} ranks have a model in parts, together with these: {found}",
+            "Use the groups along one dimension of a DeviceMesh over all ranks: for a stage "
+            "PipelineStage(..., group=mesh['pp'].get_group()).",
+            "every rank must be in one of them, and all must have as many",
+        )
+    return found

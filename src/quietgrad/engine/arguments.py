@@ -29,6 +29,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.distributed.world import World
 from quietgrad.errors import DistributedTrainingError
 from quietgrad.grouping.base import Group
+from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter
 
 if TYPE_CHECKING:
@@ -243,6 +244,23 @@ def check_world(world: World, diagnostics: object, momentum: object, compile: ob
         )
 
 
+def check_pipeline(example: object, radius: object, momentum: object, compile: object) -> None:
+    """Refuse what would have to know all stages of a pipeline, or run a stage by itself."""
+    given = {
+        "example=": example is not None,
+        "radius=AdaptiveRadius()": isinstance(radius, AdaptiveRadius),
+        "momentum=InnerOuter()": momentum is not None,
+        "compile=": bool(compile),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise DistributedTrainingError(
+                f"{name} is given with pipeline=",
+                "Leave it out, or train without a pipeline.",
+                "it needs the whole model, of which a rank has some stages, or was not tried there",
+            )
+
+
 def attach_ledger_file(ledger: Ledger, place: Ledger | str | Path | None) -> None:
     """Make the file of a new ledger, if it is to have one."""
     if isinstance(place, str | Path) and not ledger.has_file:
@@ -353,7 +371,7 @@ def _groups(state: TrainingState, clipping: Clipping) -> list[dict[str, Any]]:
     return [
         {"name": group.name, "radius": radius, "bound": clipping.bound(radius), "parameters": names}
         for group, (radius, *names) in zip(
-            state.radii.groups, state.settings["groups"], strict=True
+            state.radii.everywhere, state.settings["groups"], strict=True
         )
     ]
 

@@ -286,17 +286,21 @@ class BatchAccumulator:
         self._require_whole()
         return size
 
-    def add(self, reduced: ClippedReducer) -> None:
-        """The clipped sums of the current micro-batch have all been added to :attr:`sums`."""
+    def add(self, reduced: ClippedReducer, *others: ClippedReducer) -> None:
+        """The clipped sums of the current micro-batch have all been added to :attr:`sums`.
+
+        There may be several, none of them open but the last.
+        """
         if not self._is_adding:
             raise EngineStateError(
                 "the batch was dropped while backward() ran, by the loss function or by a hook: "
                 "nothing of it was added. Call engine.discard_batch() and take another."
             )
         self._sums.is_torn = True
-        self._added = None if self.is_idle else reduced
-        if reduced.doubt is None or self._limits() is not None:
-            self.settle()
+        for each in () if self.is_idle else (reduced, *others):
+            self._added = each
+            if each.doubt is None or self._limits() is not None:
+                self.settle()
         self._progress.propagated()
         self._sums.is_torn = False
 
@@ -438,19 +442,26 @@ class BatchIterator:
     def _yield_micro_batches(self) -> Iterator[Any]:
         is_first = True
         for indices, content in self._accumulator.micro_batches(self._require_usable):
-            is_due = not isinstance(indices, Idle) and self._is_verification_due(len(indices))
-            # What goes around torch's count of writes (.data, numpy) may be put back before the
-            # next verification or the step: weights are compared in other micro-batches, too,
-            # where that does not mean to wait for a device.
-            is_watched = is_due or (secrets.randbelow(_WATCHED) == 0 and self._is_on_host())
-            if is_first:
-                self._capture.begin_batch(thorough=is_watched)
-            else:
-                self._capture.continue_batch(thorough=is_watched)
-            collation = self._collation(indices, content) if is_due else None
-            self._capture.begin(len(indices), verify=is_due, collation=collation)
+            self._begin(indices, content, is_first=is_first)
             is_first = False
             yield content
+
+    def _begin(self, indices: list[int], content: Any, *, is_first: bool) -> None:
+        """A micro-batch is about to be handed out."""
+        is_due = not isinstance(indices, Idle) and self._is_verification_due(len(indices))
+        self._watch_weights(is_first=is_first, is_due=is_due)
+        collation = self._collation(indices, content) if is_due else None
+        self._capture.begin(len(indices), verify=is_due, collation=collation)
+
+    def _watch_weights(self, *, is_first: bool, is_due: bool) -> None:
+        # What goes around torch's count of writes (.data, numpy) may be put back before the
+        # next verification or the step: weights are compared in other micro-batches, too,
+        # where that does not mean to wait for a device.
+        is_watched = is_due or (secrets.randbelow(_WATCHED) == 0 and self._is_on_host())
+        if is_first:
+            self._capture.begin_batch(thorough=is_watched)
+        else:
+            self._capture.continue_batch(thorough=is_watched)
 
     def _is_on_host(self) -> bool:
         trained = self._capture.parameters.trainable().values()

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from quietgrad._files import replace_file
 from quietgrad._version import __version__
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.distributed.sharding import is_distributed_tensor, whole_of
 from quietgrad.errors import EngineStateError, QuietgradError
 
 if TYPE_CHECKING:
+    from quietgrad.distributed.world import World
     from quietgrad.engine.budget import Budget
     from quietgrad.engine.update import Radii
     from quietgrad.methods.inner_outer import Momentum
@@ -182,6 +185,41 @@ def read_state(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state, dict):
         raise EngineStateError(f"{path} is not a checkpoint of an engine.")
+    return state
+
+
+def save_state(path: Path, state: Mapping[str, Any], world: World) -> None:
+    """Write it to a file, whole, or each part of the model to its own.
+
+    The leader's file is written last and says of how many steps the others are: a crash leaves the
+    old files, or the new ones.
+    """
+    own = world.file_of_part(path, state["steps_taken"])
+
+    def write(is_last: bool) -> None:
+        with world.agreeing():
+            if world.writes_part and (own == path) is is_last:
+                replace_file(own, lambda stream: torch.save(dict(state), stream))
+
+    if world.part_name:
+        write(is_last=False)
+    write(is_last=True)
+    if own != path and world.writes_part:
+        name = own.name.rpartition("-")[0]
+        for old in path.parent.glob(f"{escape(name)}-*"):
+            if old != own:
+                old.unlink(missing_ok=True)
+
+
+def load_state(path: Path, world: World) -> dict[str, Any]:
+    """What `save_state` wrote, for this rank's part of the model."""
+    if not world.part_name:
+        return read_state(path)
+    steps = world.lead(lambda: int(read_state(path).get("steps_taken", -1)))
+    with world.agreeing():
+        state = read_state(world.file_of_part(path, steps))
+    facts = [state.get("steps_taken"), state.get("ledger", {}).get("id")]
+    world.require_same(lambda: {"the steps and the ledger of the saved state": facts})
     return state
 
 

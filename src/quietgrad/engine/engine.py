@@ -7,14 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
 from quietgrad._checks import require_count
-from quietgrad._files import replace_file
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.compiled import original, refuse_compiled_caller
@@ -25,6 +23,7 @@ from quietgrad.capture.verification import Frequency, Schedule
 from quietgrad.clipping import Clipping
 from quietgrad.distributed.facts import list_facts
 from quietgrad.distributed.modes import find_world
+from quietgrad.distributed.pipeline import Pipeline, Stages
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
@@ -35,6 +34,7 @@ from quietgrad.engine.arguments import (
     check_momentum,
     check_optimizer,
     check_pinning,
+    check_pipeline,
     check_seed,
     check_world,
     describe_settings,
@@ -44,8 +44,14 @@ from quietgrad.engine.arguments import (
 )
 from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
 from quietgrad.engine.budget import Budget, NoiseSchedule
-from quietgrad.engine.checkpoint import TrainingState, read_state
+from quietgrad.engine.checkpoint import TrainingState, load_state, save_state
 from quietgrad.engine.parts import read_parts, save_parts, spread
+from quietgrad.engine.pipeline import (
+    RoundIterator,
+    StageRunner,
+    gather_groups,
+    resolve_stage_groups,
+)
 from quietgrad.engine.update import NoisyUpdate, Radii, check_sums, explain_memory_errors
 from quietgrad.errors import (
     BudgetExhaustedError,
@@ -112,6 +118,10 @@ class PrivacyEngine:
         radius: Total clipping radius R where ``grouping`` is a name (default 1; automatic clipping
             needs no tuning of it), or ``qg.AdaptiveRadius()``, which follows a private quantile
             and wants ``clipping="abadi"``.
+        pipeline: The schedule (``torch.distributed.pipelining``) of the stage that ``model`` is, or
+            of the stages in a ``ModuleList``. With ``grouping="per-device"`` each stage clips by
+            itself. :meth:`run` takes the place of :meth:`backward`, and ``physical_batch_size`` is
+            that of a micro-batch of the schedule.
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
         physical_batch_size: Largest number of samples to run through the model at once.
@@ -160,6 +170,7 @@ class PrivacyEngine:
         clipping: str | Clipping = "auto-s",
         grouping: str | Grouping = "all-layer",
         example: Example | None = None,
+        pipeline: Any = None,
         radius: float | AdaptiveRadius | None = None,
         momentum: InnerOuter | None = None,
         physical_batch_size: int | None = None,
@@ -177,23 +188,36 @@ class PrivacyEngine:
         seed: int | None = None,
     ) -> None:
         model = original(model)
-        self._world = world = find_world(model, is_seeded=seed is not None)
+        stages = None if pipeline is None else Pipeline(pipeline, model, physical_batch_size)
+        is_seeded = seed is not None
+        self._world = world = (
+            find_world(model, is_seeded=is_seeded)
+            if stages is None
+            else Stages(stages, is_seeded=is_seeded)
+        )
         refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
         check_optimizer(optimizer)
-        schedule = Schedule(verification)
+        schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
         check_world(world, diagnostics, momentum, compile)
+        if stages is not None:
+            check_pipeline(example, radius, momentum, compile)
+            physical_batch_size = stages.round_size
         self._population = population(dataset)
         self._batch_size = require_batch_size(batch_size, self._population)
         self._delta = check_delta(delta, self._population)
         self._accountant = check_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
-        self._noise = resolve_noise(noise, check_seed(seed))
+        self._noise = resolve_noise(noise, world.own_seed(check_seed(seed)))
         self._seed = seed
         adaptive = radius if isinstance(radius, AdaptiveRadius) else None
         start = radius.start if isinstance(radius, AdaptiveRadius) else radius
-        groups = _resolve_groups(grouping, model, start, example)
-        self._radii = Radii(groups, self._clipping, adaptive, self._batch_size)
+        if stages is None:
+            groups, everywhere = _resolve_groups(grouping, model, start, example), None
+        else:
+            groups = resolve_stage_groups(stages, grouping, model, start)
+            everywhere = gather_groups(world, stages, groups)
+        self._radii = Radii(groups, self._clipping, adaptive, self._batch_size, everywhere)
         self._evaluator_options = (strategy, memory_budget)
         Evaluator(*self._evaluator_options)
         # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
@@ -211,6 +235,7 @@ class PrivacyEngine:
             share=world.share,
             part=world.part,
             most=world.most,
+            fill=list if stages is None else stages.fill,
         )
         planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
         self._ledger = open_common_ledger(world, ledger, adjacency, draws.accounting)
@@ -232,7 +257,7 @@ class PrivacyEngine:
             optimizer=optimizer,
             sampling=draws.accounting,
             clipping=self._clipping,
-            groups=groups,
+            groups=self._radii.everywhere,
             epochs=epochs,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
@@ -246,6 +271,7 @@ class PrivacyEngine:
             momentum=None if momentum is None else repr(momentum),
             adaptive_radius=None if adaptive is None else repr(adaptive),
             loss_scale=None if loss_scale == 1 else loss_scale,
+            pipeline=None if stages is None else stages.describe(),
         )
         self._options = {
             "clipping": self._clipping,
@@ -279,12 +305,12 @@ class PrivacyEngine:
         )
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
-        self._iterator = BatchIterator(
-            self._state,
-            self._batch,
-            self._capture,
-            schedule,
-            require_usable=self._require_usable,
+        parts = self._state, self._batch, self._capture, schedule
+        self._runner = None if stages is None else StageRunner(stages, self._capture, schedule)
+        self._iterator = (
+            BatchIterator(*parts, require_usable=self._require_usable)
+            if self._runner is None
+            else RoundIterator(*parts, require_usable=self._require_usable, runner=self._runner)
         )
         self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
         self._violations.on_violation = self._capture.rest
@@ -300,7 +326,10 @@ class PrivacyEngine:
                 if world.is_leader:
                     attach_ledger_file(self._ledger, ledger)
             world.require_same(
-                lambda: list_facts(model, dataset, settings) | world.digest_weights(model)
+                lambda: (
+                    list_facts(model, dataset, settings, world.part_name)
+                    | world.digest_weights(model)
+                )
             )
         except QuietgradError:
             self.detach()
@@ -332,10 +361,13 @@ class PrivacyEngine:
         refuse_compiled_caller()
         with self._exclusive:
             self._require_usable()
+            if self._runner is not None:
+                raise EngineStateError(
+                    "backward() in a pipeline: call engine.run(x, target=y), on all ranks, which "
+                    "runs the schedule."
+                )
             with self._batch.adding() as size:
-                evaluator = Evaluator(*self._evaluator_options, self._timings)
-                sums, scale = self._batch.sums, self._capture.loss_scale
-                reducer = ClippedReducer(self.groups, self._clipping, evaluator, size, sums, scale)
+                reducer = self._make_reducer(self.groups, size)
                 sink, keep = self._watch(reducer, size)
                 sink = _NoSink() if self._batch.is_idle else sink
                 with (
@@ -353,6 +385,38 @@ class PrivacyEngine:
                 self._batch.add(reducer)
                 self._capture.rest()
                 keep()
+
+    def run(self, *args: Any, target: Any = None, **kwargs: Any) -> None:
+        """In a pipeline, run its schedule for what ``batches()`` handed out, in place of backward.
+
+        All ranks of a pipeline call it, with what ``schedule.step`` takes. Every sample's gradient
+        of this rank's stages is clipped and added to the sum. What the last stage computes is not
+        returned: losses of training samples are private.
+
+        Args:
+            args: For the first stage; all samples, of which the schedule makes micro-batches.
+            target: For the ``loss_fn`` of the last stage.
+            kwargs: For every stage.
+        """
+        refuse_compiled_caller()
+        with self._exclusive:
+            self._require_usable()
+            runner = self._require_runner()
+            with self._batch.adding() as size:
+                self._batch.sums.is_torn = True  # a run that is cut short is not taken up again
+                try:
+                    with (
+                        self._violations.watched(),
+                        explain_memory_errors(size),
+                        self._world.explaining(),
+                    ):
+                        self._capture.begin_backward()
+                        reducers = runner.run(args, kwargs, target, self.groups, self._make_reducer)
+                except Exception as error:
+                    self._world.note_failure(error)  # the others wait for this rank
+                    raise
+                self._batch.add(*reducers)
+                self._capture.rest()
 
     def step(self) -> None:
         """Release: record the step in the ledger, add the noise, run the optimizer.
@@ -388,17 +452,16 @@ class PrivacyEngine:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file, which a crash leaves whole: the old or the new.
 
-        Where the model is sharded it is a folder, to which every rank writes what it holds.
+        Where the model is sharded it is a folder, to which every rank writes what it holds. In a
+        pipeline stages beside that of rank 0 have files beside it, of their numbers.
         """
         self._require_savable()
         state = self._state.state_dict(is_copied=not self._world.has_collectives)
         self._world.require_same(lambda: self._world.digest_weights(self._model))
         if self._world.has_collectives:
             save_parts(state, Path(path), self._world)
-            return
-        with self._world.agreeing():
-            if self._world.is_leader:
-                replace_file(Path(path), lambda stream: torch.save(state, stream))
+        else:
+            save_state(Path(path), state, self._world)
 
     def load(self, path: str | Path) -> None:
         """Go on where :meth:`save` was called, in an engine made with the same arguments.
@@ -410,7 +473,7 @@ class PrivacyEngine:
         if place.is_dir():
             self.load_state_dict(read_parts(place, self._model, self._optimizer))
         else:
-            self.load_state_dict(read_state(place))
+            self.load_state_dict(load_state(place, self._world))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
@@ -594,6 +657,30 @@ class PrivacyEngine:
     def _trained(self) -> dict[str, nn.Parameter]:
         return self._capture.parameters.trainable()
 
+    def _require_runner(self) -> StageRunner:
+        if self._runner is None:
+            raise EngineStateError(
+                "run() without a pipeline: pass PrivacyEngine(..., pipeline=schedule), or call "
+                "engine.backward(losses)."
+            )
+        return self._runner
+
+    def _make_reducer(
+        self, groups: Sequence[Group], samples: int, counted: Tensor | None = None
+    ) -> ClippedReducer:
+        evaluator = Evaluator(*self._evaluator_options, self._timings)
+        sums, scale = self._batch.sums, self._capture.loss_scale
+        return ClippedReducer(
+            groups,
+            self._clipping,
+            evaluator,
+            samples,
+            sums,
+            scale,
+            counted,
+            self._world.joint,
+        )
+
     def _watch(self, reducer: ClippedReducer, samples: int) -> tuple[Sink, Callable[[], None]]:
         if self._diagnostics is None:
             return reducer, _do_nothing
@@ -631,6 +718,7 @@ class PrivacyEngine:
         if self._world.has_collectives:  # all ranks are here
             with self._world.agreeing(), self._violations.watched():
                 self._check_sums(batch.size)
+                self._world.refuse_apart(self._batch.sums)
         # First the ledger, then the update: a crash in between overstates what was spent. If a disk
         # is slow, noise is made meanwhile, of copies: if it fails, the step can be taken again.
         step, noisy = self.steps_taken, None

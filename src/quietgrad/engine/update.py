@@ -70,12 +70,16 @@ def check_sums(
     Returns:
         What was read of the doubt.
     """
-    present = [[sums[name] for name in group.parameters if name in sums] for group in groups]
+    world = world or World()
+    present = [
+        [sums[name] for name in group.parameters if name in sums and world.counts(name)]
+        for group in groups
+    ]
     is_doubtful, norms = _read([total for totals in present for total in totals], doubt)
     if is_doubtful:
         return True
     squares: list[float] = [sum(next(norms) ** 2 for _ in totals) for totals in present]
-    *squares, count = (world or World()).add_parts([*squares, samples])
+    *squares, count = world.add_parts([*squares, samples])
     for group, totals, square in zip(groups, present, squares, strict=True):
         rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
         norm = square**0.5
@@ -155,6 +159,7 @@ class Radii:
         clipping: which norm a radius means.
         adaptive: how the radii move, if they do.
         batch_size: the expected one.
+        everywhere: those of all ranks, if others have other parts of the model.
     """
 
     def __init__(
@@ -163,8 +168,10 @@ class Radii:
         clipping: Clipping,
         adaptive: AdaptiveRadius | None,
         batch_size: int,
+        everywhere: Sequence[Group] | None = None,
     ) -> None:
         self.groups, self._clipping = tuple(groups), clipping
+        self._elsewhere = None if everywhere is None else tuple(everywhere)
         self._adaptive, self._batch_size = adaptive, batch_size
         if adaptive is not None:
             adaptive.require_decisive(clipping)
@@ -172,7 +179,12 @@ class Radii:
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum."""
-        return sensitivity(self.groups, self._clipping)
+        return sensitivity(self.everywhere, self._clipping)
+
+    @property
+    def everywhere(self) -> tuple[Group, ...]:
+        """The groups of all ranks: one sample moves all of them."""
+        return self.groups if self._elsewhere is None else self._elsewhere
 
     def limits(self) -> Tensor | None:
         """The radii that norms are counted against, ``[M]``; None if nothing is counted."""

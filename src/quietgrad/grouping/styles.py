@@ -195,6 +195,8 @@ _REGISTRY: dict[str, Factory] = {
     "block-wise": BlockWise,
 }
 _UNIFORM = "uniform"
+PER_DEVICE = "per-device"
+"""Understood by the engine of a pipeline: one group for each of its stages."""
 AUTO = "auto"
 """Understood by what knows which shapes to plan for: the engine, with ``example=``."""
 
@@ -228,7 +230,7 @@ def register(name: str, factory: Factory) -> None:
     """Make factory(radius=R) -> Grouping available as `name`. Names cannot be replaced."""
     if not isinstance(name, str) or not name or ":" in name:
         raise ValueError(f"a grouping's name must be a non-empty string without ':', got {name!r}")
-    if name in _REGISTRY or name in (_UNIFORM, AUTO):
+    if name in _REGISTRY or name in (_UNIFORM, AUTO, PER_DEVICE):
         raise ValueError(f"grouping {name!r} exists already; register under another name")
     if not callable(factory):
         raise TypeError(
@@ -262,6 +264,11 @@ def _factory(name: str) -> Factory:
             "grouping 'auto' plans for the shapes of an example, and there is none here: pass"
             " quietgrad.AutoGrouping(batch, loss_fn), with a batch of public shape, or the"
             " .grouping of quietgrad.plan(model, batch, loss_fn)"
+        )
+    if name == PER_DEVICE:
+        raise ValueError(
+            "grouping 'per-device' is for the stages of a pipeline, and there is none here: pass"
+            " PrivacyEngine(..., pipeline=schedule), or use 'all-layer'"
         )
     style, _, count = name.partition(":")
     if style == _UNIFORM and count.isdecimal():

@@ -124,10 +124,13 @@ class Lookahead:
 
     Args:
         draws: the indices of each logical batch, split into micro-batches.
+        fill: what is loaded for a micro-batch.
     """
 
-    def __init__(self, draws: Iterator[list[list[int]]]) -> None:
-        self._draws = draws
+    def __init__(
+        self, draws: Iterator[list[list[int]]], fill: Callable[[list[int]], list[int]] = list
+    ) -> None:
+        self._draws, self._fill = draws, fill
         self._failure: Exception | None = None
         self._indices: deque[list[int]] = deque()
         self._batches: deque[list[list[int]]] = deque()
@@ -136,7 +139,7 @@ class Lookahead:
         """Lists of indices, one per micro-batch: what a DataLoader asks of a batch sampler."""
         while self._indices or self._advance():
             if self._indices:
-                yield self._indices.popleft()
+                yield self._fill(self._indices.popleft())
 
     def batches(self) -> Iterator[list[list[int]]]:
         """Indices by micro-batch, one list per logical batch."""
@@ -316,6 +319,7 @@ class BatchLoader:
             would take.
         part: of the samples of a step, those that this process loads.
         most: of so many samples of a step, as many as there must be micro-batches for.
+        fill: what is loaded for the samples of a micro-batch, where all must have one size.
 
     Attributes:
         draws: as passed.
@@ -343,8 +347,9 @@ class BatchLoader:
         share: Callable[[int], int] = int,
         part: Callable[[list[int]], list[int]] = list,
         most: Callable[[int], int] = lambda drawn: 0,
+        fill: Callable[[list[int]], list[int]] = list,
     ) -> None:
-        self._share, self._part, self._most = share, part, most
+        self._share, self._part, self._most, self._fill = share, part, most, fill
         _require_same_population(population(dataset), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
@@ -431,7 +436,7 @@ class BatchLoader:
 
     def _iterate_pass(self, start: Position, key: int, process: int) -> Iterator[LogicalBatch]:
         """One pass, from a step on."""
-        ahead = Lookahead(map(self._split, check_indices(self.draws, key, start.step)))
+        ahead = Lookahead(map(self._split, check_indices(self.draws, key, start.step)), self._fill)
         micro_batches = iter(self._data_loader(ahead, start))
         for step, indices in enumerate(ahead.batches(), start.step):
             _require_same_process(process)

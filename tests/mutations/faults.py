@@ -101,8 +101,8 @@ CLIPPING = [
     make_fault(
         "owners-remembered",
         "Owners are read when something is verified, and not in every pass.",
-        "is_open = graph.selects_rows or tape.has_owned_rows()",
-        "is_open = False",
+        "is_open = graph.selects_rows or tape.has_owned_rows() or tape.is_unsettled()",
+        "is_open = tape.is_unsettled()",
         "tests/refusals/test_owners_over_time.py",
     ),
     make_fault(
@@ -153,8 +153,8 @@ NOISE_AND_SAMPLING = [
     make_fault(
         "unused-parameters",
         "A parameter that no sample used gets no noise.",
-        "return self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))",
-        "noisy = self._world.noisy(totals, lambda parts: self._noise.add(parts, std, divisor))\n"
+        "return self._world.noisy(totals, add_noise, list(trained.values()))",
+        "noisy = self._world.noisy(totals, add_noise, list(trained.values()))\n"
         "        return [g if n in sums else 0 * g for n, g in zip(trained, noisy, strict=True)]",
         "tests/engine/test_noise_of_a_step.py",
     ),
@@ -214,8 +214,8 @@ NOISE_AND_SAMPLING = [
     make_fault(
         "noise-shared",
         "Of several ranks each adds its share of the noise, though every entry has one owner.",
-        "lambda parts: self._noise.add(parts, std, divisor)",
-        "lambda parts: self._noise.add(parts, std / self._world.size**0.5, divisor)",
+        "return self._noise.add(parts, std, divisor)",
+        "return self._noise.add(parts, std / self._world.size**0.5, divisor)",
         "tests/distributed/test_data_parallel.py",
         "noise",
     ),

@@ -89,12 +89,19 @@ class Measured(NamedTuple):
         factor: from which its sum is to be taken.
         norms: squared, or what they are made of.
         doubts: what was taken for granted.
+        samples: of the factor, which are this parameter's; None if it is the factor of no other.
     """
 
     name: str
     factor: Factor
     norms: Tensor | RawNorms
     doubts: tuple[Doubt, ...]
+    samples: slice | None = None
+
+    @property
+    def own(self) -> Factor:
+        """The factor of this parameter alone."""
+        return self.factor if self.samples is None else self.factor.select(self.samples)
 
 
 class Bulk:
@@ -117,16 +124,27 @@ class Bulk:
         self.places = [place for place, group in enumerate(held) for _ in group]
         kinds: dict[Hashable, dict[Hashable, list[int]]] = {}
         self._single: dict[int, Tensor] = {}
-        for i, (_, _, norms, _) in enumerate(self.found):
+        last: tuple[RawNorms | None, list[int]] = None, []
+        for i, (_, _, norms, *_) in enumerate(self.found):
             if isinstance(norms, Tensor):
                 self._single[i] = norms
-            else:
-                kinds.setdefault(norms.kind, {}).setdefault(norms.run, []).append(i)
+                continue
+            if norms is not last[0]:  # several parameters may have one for all of them
+                last = norms, kinds.setdefault(norms.kind, {}).setdefault(norms.run, [])
+            last[1].append(i)
         self.stacks: list[tuple[list[int], StackedNorms]] = []
         for alike in kinds.values():
             members = [i for same in alike.values() for i in same]
-            raw = [norms for i in members if isinstance(norms := self.found[i].norms, RawNorms)]
+            raw = list(
+                {
+                    id(n): n for i in members if isinstance(n := self.found[i].norms, RawNorms)
+                }.values()
+            )
             self.stacks.append((members, raw[0].stacked(raw)))
+
+    def factors(self) -> dict[Factor, str]:
+        """All factors, each with the name of a parameter."""
+        return {found.factor: found.name for found in self.found}
 
     def squares(self) -> Tensor:
         """Squared norms by group, ``[G, B]``."""
@@ -166,7 +184,7 @@ class Bulk:
             stack.repair()
         for i in self._single:
             if any(not doubt.is_fine for doubt in self.found[i].doubts):
-                self._single[i] = self.found[i].factor.sq_norm()
+                self._single[i] = self.found[i].own.sq_norm()
         return self.squares()
 
     def norms(
@@ -179,13 +197,13 @@ class Bulk:
             return norms, None
         samples = is_extreme.nonzero().flatten()
         held = [f for f in self.held[place] if joint is None or joint.counts(f.name)]
-        exact = norms_of_extremes((found.factor for found in held), samples)
+        exact = norms_of_extremes((found.own for found in held), samples)
         if joint is not None:
             exact = joint.add_squares(exact.double().square()).sqrt()
         return norms.index_copy(0, samples, exact.to(norms)), samples
 
     def _narrowest(self) -> torch.dtype:
-        types = {found.factor.dtype for found in self.found}
+        types = {factor.dtype for factor in self.factors()}
         return min(types, key=lambda dtype: torch.finfo(dtype).bits)
 
 
@@ -200,7 +218,7 @@ def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
 
 def _refuse_changed(bulk: Bulk) -> None:
     """What was measured must be what is summed."""
-    changed = [(found.name, found.factor.changed()) for found in bulk.found]
+    changed = [(name, factor.changed()) for factor, name in bulk.factors().items()]
     for name, is_changed in changed:
         if is_changed:
             raise ChangedGradientError(name)
@@ -280,6 +298,29 @@ class ClippedReducer:
                 # What waits differs from rank to rank; where they ask each other, nothing does.
                 if self._waiting > waiting_bytes(held.device) or self._joint is not None:
                     self._reduce_ready(is_last=False)
+
+    def joined_done(self, names: Sequence[str], factor: Factor) -> None:
+        """The same of several parameters, whose factors are joined in one.
+
+        Groups that are clipped one after the other take their own, and so do ranks with parts.
+        """
+        norms = None
+        if len(self.groups) == 1 and self._joint is None and factor.device.type == "cpu":
+            norms = self._evaluator.measure_joined(factor, len(names))
+        if norms is None or self._all_raw_bytes + norms.nbytes > waiting_bytes(factor.device):
+            for place, name in enumerate(names):
+                self.parameter_done(name, factor.select(self._samples_of(place)))
+            return
+        self._raw_bytes[0] += norms.nbytes
+        self._all_raw_bytes += norms.nbytes
+        for place, name in enumerate(names):
+            self._held[0].append(Measured(name, factor, norms, (), self._samples_of(place)))
+        self._missing[0].difference_update(names)
+        if not self._missing[0]:
+            self._ready.append(0)
+
+    def _samples_of(self, place: int) -> slice:
+        return slice(place * self._batch, (place + 1) * self._batch)
 
     def _limited(self, index: int, norms: Tensor | RawNorms) -> Tensor | RawNorms:
         """What is made of much is made at once: it would be held until then, or copied."""
@@ -415,10 +456,11 @@ class ClippedReducer:
         if not is_held:
             bulk.found, bulk.held, bulk.stacks = [], [], []
         while left:
-            place, (name, factor, *_) = left.pop()
+            place, found = left.pop()
+            name = found.name
             if name not in summed:
                 self.grads.add(
-                    name, partial(self._evaluator.weighted_sum, factor, rows[place], None)
+                    name, partial(self._evaluator.weighted_sum, found.own, rows[place], None)
                 )
 
     def _add_stacked(self, bulk: Bulk, weights: Tensor) -> set[str]:
@@ -454,7 +496,7 @@ class ClippedReducer:
         squares = torch.zeros(len(bulk.ready), self._batch, dtype=torch.float64, device=device)
         for place, found in zip(bulk.places, bulk.found, strict=True):
             if joint.counts(found.name):
-                squares[place] += found.factor.sq_norm().double()
+                squares[place] += found.own.sq_norm().double()
         return joint.add_squares(squares)
 
     def _reduce_group(
@@ -482,8 +524,8 @@ class ClippedReducer:
                 total = add_extremes(factor, extremes, weights, total)
             return total
 
-        for name, factor, *_ in held:
-            self.grads.add(name, partial(add, factor))
+        for found in held:
+            self.grads.add(found.name, partial(add, found.own))
         return finite
 
     def _of_counted(self, values: Tensor) -> Tensor:

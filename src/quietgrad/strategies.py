@@ -181,6 +181,13 @@ class Evaluator:
         self._trials[id(held)] = _Trial(key, way, factor.batch, started.since())
         return norms, held
 
+    def measure_joined(self, factor: Factor, count: int) -> RawNorms | None:
+        """What norms of so many parameters are made of, whose factors are joined in this one.
+
+        None if each is to be measured by itself.
+        """
+        return factor.joined_norms(count) if self._strategy in ("auto", "ghost") else None
+
     def evaluate(self, factor: Factor) -> tuple[Tensor, Factor]:
         """The same with norms that can be used at once."""
         norms, held = self.measure(factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import quietgrad as qg
 from quietgrad.errors import QuietgradError
+from quietgrad.reduction import ClippedReducer
 
 inductor = pytest.param(
     "inductor",
@@ -83,6 +85,22 @@ class Derived(nn.Module):
         return x @ weight + x @ self.down.T @ self.up.T
 
 
+class Adapted(nn.Module):
+    """Frozen layers that are all alike, each with an adapter of low rank and a norm (LoRA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bases = nn.ModuleList(nn.Linear(6, 6).requires_grad_(False) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(6, 2, bias=False) for _ in range(2))
+        self.ups = nn.ModuleList(nn.Linear(2, 6) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for base, down, up, norm in zip(self.bases, self.downs, self.ups, self.norms, strict=True):
+            x = norm(x + base(x).tanh() + up(down(x)))
+        return x
+
+
 def _slow(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
@@ -100,6 +118,7 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "attention": (Attention, ids),
     "convolutions": (Convolutions, lambda n: torch.randn(n, 3, 6, 6)),
     "derived": (Derived, lambda n: torch.randn(n, 6)),
+    "adapted": (Adapted, lambda n: torch.randn(n, 3, 6)),
 }
 
 
@@ -179,6 +198,66 @@ def test_compiled_steps_are_the_same_for_batches_of_any_size(name, backend):
     assert engine.compilation == "compiled"
     assert compiled_calls(engine) >= 3  # all but the first micro-batch, and what has one sample
     assert len(engine._capture.compiler.graphs) == 1
+
+
+def test_sites_that_are_alike_give_their_factors_at_once(monkeypatch: pytest.MonkeyPatch):
+    joined: list[tuple[str, ...]] = []
+    take = ClippedReducer.joined_done
+
+    def note(self: ClippedReducer, names: Any, factor: Any) -> None:
+        joined.append(tuple(names))
+        take(self, names, factor)
+
+    monkeypatch.setattr(ClippedReducer, "joined_done", note)
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(32, 3, 6))
+    both(Adapted, data, "aot_eager", steps=3, verification="once")
+    kinds = ["downs.{}.weight", "norms.{}.bias", "norms.{}.weight", "ups.{}.bias", "ups.{}.weight"]
+    assert {*joined} == {tuple(kind.format(i) for i in range(2)) for kind in kinds}
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path: Path):
+    def run(steps: int, compile: bool | str, *, ends: bool) -> list[list[Tensor]]:
+        torch.manual_seed(3)
+        data, released = TensorDataset(torch.randn(32, 6)), list[list[Tensor]]()
+        for part in range(2 if ends else 1):
+            torch.manual_seed(part)  # other weights, if they were not loaded
+            model = linear().train()
+            optimizer = Recorder(model.parameters())
+            path = tmp_path / f"{compile}-{ends}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                engine = qg.PrivacyEngine(
+                    model,
+                    optimizer,
+                    data,
+                    batch_size=8,
+                    epochs=9,
+                    noise_multiplier=1.0,
+                    delta=1e-9,
+                    seed=1,
+                    compile=compile,
+                    ledger=path.with_suffix(".ledger"),
+                )
+            if part:
+                engine.load(path)
+            until = steps if part or not ends else steps // 2
+            while engine.steps_taken < until:
+                for batch in engine.batches():
+                    for (x,) in batch:
+                        engine.backward(squares(model, x))
+                    engine.step()
+                    if engine.steps_taken == until:
+                        break
+            assert not compile or engine.compilation == "compiled"
+            if ends and not part:
+                engine.save(path)
+            engine.detach()
+            released += optimizer.released
+        return released
+
+    for one, other in zip(run(6, False, ends=False), run(6, "aot_eager", ends=True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

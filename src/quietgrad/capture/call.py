@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 MakeFactor = Callable[..., Factor]
 
+BY_ROW: set[MakeFactor] = set()
+"""Ways to make a factor that take each row of all that they are given by itself."""
+
+
+def by_row(make: MakeFactor) -> MakeFactor:
+    """Such a way: rows of several operations may be given to it one after the other."""
+    BY_ROW.add(make)
+    return make
+
 
 class Target(Protocol):
     """A tensor with respect to which a rule gives factors: a parameter or something derived."""
@@ -369,6 +378,7 @@ def as_computed(tensor: Tensor, output: Tensor) -> Tensor:
     return tensor if tensor.dtype == output.dtype else tensor.to(output.dtype)
 
 
+@by_row
 def sum_channels(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added to each channel (dimension 1)."""
     if grad.ndim > 2:

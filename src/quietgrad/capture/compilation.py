@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from quietgrad.capture.call import Frame, Use, use_of_source
 from quietgrad.capture.compare import leaves, parse_output
 from quietgrad.capture.compiled import traced_by_dynamo
+from quietgrad.capture.joining import Joining
 from quietgrad.capture.layout import SiteKey
 from quietgrad.capture.tape import Site, Tape, TapePhase, apply_function
 from quietgrad.capture.traced_graph import (
@@ -56,6 +57,7 @@ class _Run:
         expected: the sites of the same call as it was written, if this is a trial.
         graph: the one that ran.
         given: in a trial, ids of the tensors that it gave to the model.
+        sizes: of the inputs, where they are not fixed.
     """
 
     def __init__(self, tape: Tape, expected: Sequence[Site] | None) -> None:
@@ -63,6 +65,7 @@ class _Run:
         self.graph: CompiledGraph | None = None
         self.given: set[int] = set()
         self.sites: list[Site] = []
+        self.sizes: tuple[int, ...] = ()
         self._saved: list[Tensor] = []
         self._versions: list[int] = []
         self._places: list[tuple[int, ...]] = []
@@ -76,9 +79,9 @@ class _Run:
         """Gradients arrived at all sites at once; the last one comes first, as in autograd."""
         if [version_of(tensor) for tensor in self._saved] != self._versions:
             raise ChangedGradientError(self.sites[0].names[0])
-        pairs = zip(self.sites, grads, self._places, strict=True)
-        for site, grad, places in reversed([*pairs]):
-            site.receive(grad, tuple(self._saved[place] for place in places))
+        assert self.graph is not None
+        saved = [tuple(self._saved[place] for place in places) for places in self._places]
+        self.graph.joining.receive(self.tape, self.sites, grads, saved, self.sizes)
 
 
 class _Tokens(torch.autograd.Function):
@@ -111,15 +114,19 @@ class CompiledGraph:
         self.keys: list[SiteKey] | None = None
         self.is_certified = self.is_declined = self.orders_rows = False
         self.fixed: dict[int, tuple[list[Use], list[str], range]] = {}  # uses of parameters
+        self.joining = Joining()
         self._likes: dict[tuple[int, ...], list[Any]] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         """As Dynamo calls it."""
         return self._owner.execute(self, inputs)
 
-    def likes(self, inputs: Sequence[Any]) -> list[tuple[Any, torch.dtype, torch.device]]:
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """Those that are not fixed."""
+        return tuple(int(inputs[place]) for place in self.traced.symbols)
+
+    def likes(self, sizes: tuple[int, ...]) -> list[tuple[Any, torch.dtype, torch.device]]:
         """Shapes and types of gradients, for inputs of these sizes."""
-        sizes = tuple(int(inputs[place]) for place in self.traced.symbols)
         known = self._likes.get(sizes)
         if known is None:
             if len(self._likes) >= _MOST_REMEMBERED:
@@ -318,7 +325,8 @@ class ModelCompiler:
         run.graph = graph
         derived = self._derive(traced, inputs)
         values += [tensor.detach() for tensor in derived]
-        likes = graph.likes(inputs)
+        run.sizes = graph.sizes(inputs)
+        likes = graph.likes(run.sizes)
         self._add_sites(graph, [*inputs, *derived], likes)
         tokens: Any = apply_function(_Tokens, run.tape.token, run, likes)
         before = None if run.expected is None else _versions(inputs)

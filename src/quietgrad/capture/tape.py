@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -392,6 +392,29 @@ class Tape:
             self._count_down(site)
         else:
             raise stray_gradient(f"{site.parameters} ({site.key})")
+
+    def joined_sink(self) -> object:
+        """What takes factors now, if nothing is to be asked about single gradients."""
+        is_plain = self.phase is TapePhase.COLLECTING and not (self.verify or self.recomputes)
+        return self._sink if is_plain else None
+
+    def are_last_uses(self, names: Iterable[str]) -> bool:
+        """Whether one gradient of each of these is missing, and none has come yet."""
+        return all(
+            self._expected[name] == 1 and name not in self._factors and name not in self._done
+            for name in names
+        )
+
+    def mark_done(self, names: Sequence[str]) -> None:
+        """The gradients of these have come, and were taken."""
+        self._expected.update(dict.fromkeys(names, 0))
+        self._done.update(names)
+
+    def settled_layout(self, site: Site) -> Layout | None:
+        """Whose the rows of a site are, if it is known and by one dimension."""
+        was_seen, left = self._known(site)
+        is_settled = site.owners is None and was_seen and len(left) == 1 and self.batch > 1
+        return left[0] if is_settled else None
 
     def refuse_escape(self, name: str) -> None:
         """A tensor computed from parameters alone reached the loss without meeting any data.

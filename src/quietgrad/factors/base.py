@@ -187,12 +187,15 @@ class RawNorms(NamedTuple):
         tensors: what :attr:`stacked` makes norms of; their first dimension is that of the samples.
         stacked: makes them, of several factors at once.
         are_parts: whether the tensors are factors, and not yet what norms are sums of.
+        joined: how many parameters' factors are joined in this one; tensors have another dimension
+            in front for them. None if it is that of one.
     """
 
     factor: Factor
     tensors: tuple[Tensor, ...]
     stacked: type[StackedNorms]
     are_parts: bool = False
+    joined: int | None = None
 
     @property
     def kind(self) -> Hashable:
@@ -202,12 +205,16 @@ class RawNorms(NamedTuple):
     @property
     def sizes(self) -> Hashable:
         """Equal for those whose tensors can be stacked."""
-        return self.are_parts, *((t.shape, t.dtype, t.device) for t in self.tensors)
+        return self.are_parts, *((self.shape_of(t), t.dtype, t.device) for t in self.tensors)
 
     @property
     def run(self) -> Hashable:
         """Equal for those that come one after the other among those of a kind."""
-        return type(self.factor), self.sizes
+        return type(self.factor), self.sizes, None if self.joined is None else id(self.factor)
+
+    def shape_of(self, tensor: Tensor) -> torch.Size:
+        """That of one parameter's, whether they are joined or not."""
+        return tensor.shape if self.joined is None else tensor.shape[1:]
 
     @property
     def nbytes(self) -> int:
@@ -228,6 +235,7 @@ class StackedNorms(ABC):
     Attributes:
         squares: those norms, ``[F, B]``.
         are_fine: which of them can be used, ``[F, B]``; None if all can.
+        factors: of which they are; one that several are joined in comes as often.
     """
 
     squares: Tensor
@@ -236,8 +244,16 @@ class StackedNorms(ABC):
     has_sums = False  # whether sums can be taken from what is held here, too
 
     def __init__(self, found: Sequence[RawNorms]) -> None:
-        self.factors = [raw.factor for raw in found]
+        counts = [raw.joined or 1 for raw in found]
+        pairs = [*zip(found, counts, strict=True)]
+        self.factors = [raw.factor for raw, count in pairs for _ in range(count)]
+        self._places = [place for _, count in pairs for place in range(count)]
         self._make(*self._join(found))
+
+    def sample(self, place: int, sample: int) -> Factor:
+        """The factor of one sample."""
+        first = self._places[place] * self.squares.shape[1] + sample
+        return self.factors[place].select(slice(first, first + 1))
 
     @staticmethod
     def kind_of(raw: RawNorms) -> Hashable:
@@ -261,12 +277,14 @@ class StackedNorms(ABC):
         if self.are_fine is None:
             return
         for place, sample in (~self.are_fine).nonzero().tolist():
-            part = self.factors[place].select(slice(sample, sample + 1))
-            self.squares[place, sample] = part.sq_norm().squeeze(0)
+            self.squares[place, sample] = self.sample(place, sample).sq_norm().squeeze(0)
 
 
 def stack_tensors(found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
     """Those of several factors, with one more dimension in front."""
+    if any(raw.joined is not None for raw in found):
+        parts = [raw.tensors if raw.joined is not None else stack_tensors([raw]) for raw in found]
+        return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
     if len(found) == 1:
         return tuple(tensor.unsqueeze(0) for tensor in found[0].tensors)
     return tuple(map(torch.stack, zip(*(raw.tensors for raw in found), strict=True)))
@@ -314,6 +332,10 @@ class Factor(ABC):
 
     def raw_norms(self) -> RawNorms | None:
         """The same, to be computed with those of other factors; None if it cannot be."""
+        return None
+
+    def joined_norms(self, count: int) -> RawNorms | None:
+        """The same if factors of so many parameters are joined in this one; None if not so."""
         return None
 
     @abstractmethod
@@ -664,6 +686,12 @@ class Dense(TensorFactor):
         if self.grads.numel() <= STACKED_FLOATS and self.grads.is_contiguous():
             return RawNorms(self, (self.grads.view(self.batch, -1),), DenseNorms)
         return RawNorms(self, (self._norms(),), PlainNorms)
+
+    def joined_norms(self, count: int) -> RawNorms | None:
+        if self.grads.numel() > STACKED_FLOATS * count or not self.grads.is_contiguous():
+            return None
+        grads = self.grads.view(count, self.batch // count, -1)
+        return RawNorms(self, (grads,), DenseNorms, joined=count)
 
     def _norms(self) -> Tensor:
         grads, _ = self._in_memory_order()

@@ -88,6 +88,15 @@ class Outer(TensorFactor):
         ]
         return RawNorms(self, _join(parts), LengthNorms)
 
+    def joined_norms(self, count: int) -> RawNorms | None:
+        sides, each = (self.rows, self.cols), self.batch // count
+        floats = max(sum(side.numel() for side in sides) // count, each * self.positions**2)
+        is_small = floats <= STACKED_FACTOR_FLOATS and self.groups == 1 and not self.is_half
+        if not is_small or self.positions < 2 or not self.shape.numel():
+            return None
+        rows, cols = (side.unflatten(0, (count, each)) for side in sides)
+        return RawNorms(self, (rows, cols), SmallGramNorms, are_parts=True, joined=count)
+
     def _gram_norms(self) -> RawNorms:
         if self.batch * self.positions**2 <= STACKED_FLOATS:
             grams = _join([part._grams() for _, part in self.widened()])
@@ -228,7 +237,7 @@ class GramNorms(StackedNorms):
     def repair(self) -> None:
         """Evaluate again what Gram matrices cannot give: cancellation, and squares out of range."""
         for place, sample in (~self.are_fine).nonzero().tolist():
-            gradient = self.factors[place].select(slice(sample, sample + 1)).materialize()
+            gradient = self.sample(place, sample).materialize()
             square = Dense(gradient).sq_norm().squeeze(0)
             self.squares[place, sample] = cover_rounding(square, self.magnitudes[place, sample])
 
@@ -244,18 +253,19 @@ class SmallGramNorms(GramNorms):
     @staticmethod
     def kind_of(raw: RawNorms) -> Hashable:
         tensor = raw.tensors[0]
-        return tensor.shape[:2], tensor.dtype, tensor.device
+        return raw.shape_of(tensor)[:2], tensor.dtype, tensor.device
 
     def _join(self, found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
         grams: list[tuple[Tensor, ...]] = []
         self._runs: list[tuple[int, tuple[Tensor, ...] | None]] = []
-        for (kind, _), run in groupby(found, lambda raw: raw.run):
+        for (kind, *_), run in groupby(found, lambda raw: raw.run):
             members = list(run)
             sides = stack_tensors(members)
             are_parts = members[0].are_parts
             grams.append(tuple(side @ side.mT for side in sides) if are_parts else sides)
             # Other factors lend their parts for norms, and are summed in a way of their own.
-            self._runs.append((len(members), sides if are_parts and kind is Outer else None))
+            count = members[0].joined or len(members)
+            self._runs.append((count, sides if are_parts and kind is Outer else None))
         return _join(grams)
 
     def _make(self, *tensors: Tensor) -> None:

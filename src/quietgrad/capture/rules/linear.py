@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quietgrad.capture.call import Call, MakeFactor, Uses, as_computed, sum_to_shape
+from quietgrad.capture.call import Call, MakeFactor, Uses, as_computed, by_row, sum_to_shape
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import TorchFunction, rule
 from quietgrad.capture.owners import OwnedLayout
@@ -68,6 +68,7 @@ def _added(call: Call, bias: Tensor | None, output: Tensor) -> tuple[Tensor | No
     return bias, partial(sum_to_shape, shape=bias.shape)
 
 
+@by_row
 def bias_factor(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     """The gradient of something added along the last dimension."""
     positions = layout.split(grad, 1)
@@ -77,11 +78,13 @@ def bias_factor(layout: Layout, grad: Tensor, *_: Tensor) -> Factor:
     return Dense(positions.sum(1, dtype=dtype))
 
 
+@by_row
 def weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
     """The gradient of ``weight`` in ``input @ weight.T``."""
     return Outer(layout.split(grad, 1), layout.split(input, 1))
 
 
+@by_row
 def _transposed_weight_factor(layout: Layout, grad: Tensor, input: Tensor) -> Factor:
     return Outer(layout.split(input, 1), layout.split(grad, 1))
 

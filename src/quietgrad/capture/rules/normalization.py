@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quietgrad.capture.call import Call, Uses, sum_channels
+from quietgrad.capture.call import Call, Uses, by_row, sum_channels
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
 from quietgrad.factors.base import Dense, Factor, is_half, to_float32
@@ -368,6 +368,7 @@ def _watch_channels(
     return call.watch(output, [(affine[0], scale), (affine[1], sum_channels)], saved=saved, dims=1)
 
 
+@by_row
 def _trailing_scale(
     layout: Layout, grad: Tensor, *inputs: Tensor, dims: int, normalize: Normalize | None
 ) -> Factor:
@@ -376,6 +377,7 @@ def _trailing_scale(
     return Dense(layout.sum_positions(products, dims))
 
 
+@by_row
 def _channel_scale(layout: Layout, grad: Tensor, input: Tensor, *, normalize: Normalize) -> Factor:
     return sum_channels(layout, _products(grad, input, normalize))
 

@@ -24,16 +24,12 @@ from torch.utils._pytree import tree_leaves
 from quietgrad.capture.call import Frame, Use, use_of_source
 from quietgrad.capture.compare import leaves, parse_output
 from quietgrad.capture.compiled import traced_by_dynamo
+from quietgrad.capture.graph_builder import make_token
 from quietgrad.capture.joining import Joining
 from quietgrad.capture.layout import SiteKey
 from quietgrad.capture.tape import Site, Tape, TapePhase, apply_function
-from quietgrad.capture.traced_graph import (
-    NotTraceableError,
-    TracedGraph,
-    TracedSite,
-    make_token,
-    rewrite,
-)
+from quietgrad.capture.traceability import NotTraceableError
+from quietgrad.capture.traced_graph import TracedGraph, TracedSite, rewrite
 from quietgrad.errors import ChangedGradientError, QuietgradError
 from quietgrad.factors.base import version_of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +111,7 @@ class _Tree:
     """Where modules hold tensors and other modules, to be compared: that is done often."""
 
     def __init__(self, *kinds: str) -> None:
-        self._kinds = kinds
+        self._of_module = itemgetter(*kinds)  # in one call for each module
         self._modules: list[dict[str, Any]] = []
         self._held: list[Any] = []
         self._holders: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ class _Tree:
 
     def _find_holders(self) -> list[dict[str, Any]]:
         """The dictionaries of the modules themselves, which may be replaced, too."""
-        return [module[kind] for module in self._modules for kind in self._kinds]
+        return [*chain.from_iterable(map(self._of_module, self._modules))]
 
 
 def _collect(

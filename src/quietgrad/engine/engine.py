@@ -710,9 +710,9 @@ class PrivacyEngine:
         with self._world.agreeing():
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
-                self._capture.check_trainable_set()
+                trained = self._capture.check_trainable_set()
                 self._capture.require_unwritten()
-                self._update.require_same_parameters()
+                self._update.require_same_parameters(trained)
                 if not self._world.has_collectives:
                     self._check_sums(batch.size)
         if self._world.has_collectives:  # all ranks are here

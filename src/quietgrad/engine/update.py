@@ -273,9 +273,13 @@ class NoisyUpdate:
         self.require_same_parameters()
         self._guard = optimizer.register_step_pre_hook(self._refuse_stray_step)
 
-    def require_same_parameters(self) -> None:
-        """Refuse an optimizer that holds other parameters than those that are clipped."""
-        require_same_parameters(self._parameters, self._optimizer)
+    def require_same_parameters(self, trained: Mapping[str, nn.Parameter] | None = None) -> None:
+        """Refuse an optimizer that holds other parameters than those that are clipped.
+
+        Those of the model, unless they are given. The next step is theirs.
+        """
+        self._trained = self._parameters if trained is None else trained
+        require_same_parameters(self._trained, self._optimizer)
 
     def takes_a_while(self, sums: Mapping[str, Tensor]) -> bool:
         """Whether noise takes longer than a thread to begin, and to copy these sums does not.
@@ -303,16 +307,15 @@ class NoisyUpdate:
             # On a device they are joined, which copies them.
             sums = {n: t.clone() if t.device.type == "cpu" else t for n, t in sums.items()}
         self._noise.begin_step(step)
-        trained = self._parameters
         totals = [
             sums[n] if n in sums else torch.zeros_like(real_parts(local_of(p.detach())))
-            for n, p in trained.items()
+            for n, p in self._trained.items()
         ]
 
         def add_noise(parts: Sequence[Tensor]) -> list[Tensor]:
             return self._noise.add(parts, std, divisor)
 
-        return self._world.noisy(totals, add_noise, list(trained.values()))
+        return self._world.noisy(totals, add_noise, list(self._trained.values()))
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Run the optimizer with what `noisy` gave."""
@@ -320,7 +323,7 @@ class NoisyUpdate:
             if self._momentum is not None:
                 gradients = self._momentum.apply_outer(gradients)
                 self._momentum.remember()
-            for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
+            for parameter, gradient in zip(self._trained.values(), gradients, strict=True):
                 parameter.grad = _like(parameter, gradient)
             self._is_due = True
             self._optimizer.step()

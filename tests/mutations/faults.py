@@ -127,6 +127,13 @@ CLIPPING = [
         "tests/contract/test_ids_out_of_range.py",
     ),
     make_fault(
+        "joined-factors",
+        "Of factors of several parameters in one, all are taken to be that of the first.",
+        "slice(place * self._batch, (place + 1) * self._batch)",
+        "slice(0, self._batch)",
+        "tests/contract/test_joined_factors.py",
+    ),
+    make_fault(
         "non-finite",
         "A sample whose gradient is not finite stays in the weighted sum.",
         "None if finite.all() else finite.nonzero().flatten()",

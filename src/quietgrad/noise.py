@@ -128,8 +128,12 @@ def output_buffer(total: Tensor) -> Tensor:
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
     """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
-    pieces = map(Piece, (t.reshape(-1) for t in totals), (room.view(-1) for room in rooms))
-    return list(_pack(pieces))
+    return list(_pack(map(_piece_of, totals, rooms)))
+
+
+def _piece_of(total: Tensor, room: Tensor) -> Piece:
+    flat = total.reshape(-1)
+    return Piece(flat, flat if room is total else room.view(-1))
 
 
 def whole_of(chunk: Sequence[Piece]) -> Piece:

@@ -293,9 +293,11 @@ def test_of_other_lengths_there_is_one_more_graph():
     ],
     ids=str,
 )
-def test_options_are_the_same(options):
+@pytest.mark.parametrize("name", ["attention", "adapted"])
+def test_options_are_the_same(name, options):
+    build, make = PROBLEMS[name]
     torch.manual_seed(3)
-    both(Attention, TensorDataset(ids(32)), "aot_eager", **options)
+    both(build, TensorDataset(make(32)), "aot_eager", **options)
 
 
 @pytest.mark.slow

@@ -362,6 +362,12 @@ class Capture:
                 "all). Noise and sensitivity were set up for the parameters that were trainable "
                 "then: detach, change requires_grad, and attach again."
             )
+        if (moved := self._weights.find_moved(now)) is not None:
+            raise TrainableSetError(
+                f"parameter '{moved[0]}' became '{moved[1]}' while the samples of a batch were out "
+                "(its module was moved to another place): gradients of one batch are added up by "
+                "name. Move modules between engine.step() and the next batch."
+            )
         return now
 
     def begin_batch(self, *, thorough: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -417,6 +419,38 @@ def test_detached_the_model_is_as_it_was():
     engine.detach()
     assert vars(model).keys() == before.keys()
     assert model._compiled_call_impl is None
+
+
+@pytest.mark.parametrize(
+    "copy", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copied", "pickled"]
+)
+def test_a_copy_of_the_model_is_not_compiled(copy):
+    """Also of one that says itself what belongs to its state."""
+    model = nn.GRU(3, 2, batch_first=True)
+    x = torch.randn(8, 4, 3)
+    _, engine = train(model, TensorDataset(x), "aot_eager", steps=0)
+    other = copy(model)
+    assert other._compiled_call_impl is None
+    expected = model.eval()(x)[0]
+    engine.detach()
+    torch.testing.assert_close(other.eval()(x)[0], expected)
+
+
+@pytest.mark.slow
+def test_a_tensor_that_is_given_twice():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.layer(x) * y[:, :3]
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x, x).square().sum(1)
+
+    engine = both(Both, TensorDataset(torch.randn(32, 6)), "aot_eager", losses=losses)
+    assert compiled_calls(engine) >= 3
 
 
 @pytest.mark.parametrize("compile", ["no backend", 3])

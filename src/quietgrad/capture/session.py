@@ -614,6 +614,13 @@ class _Route:
             return self._capture.plain_call(*args, **kwargs)
         return self._capture.call(args, kwargs)
 
+    # Most modules leave it out of copies of themselves; a copy calls its own forward.
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
 
 class _Hook:
     """Belongs to one attached model; a copy of the model gets hooks that do nothing."""

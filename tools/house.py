@@ -35,7 +35,7 @@ LIMITS = {
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
     # before data parallel training; 43,200 before compiled forwards, 44,700 before sharded weights,
     # 45,900 before pipelines and tensor parallelism.
-    "lines": 47_000,
+    "lines": 47_100,
     # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
     "files in one step": 39,
     "longest chain of imports": 16,

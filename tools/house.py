@@ -35,8 +35,9 @@ LIMITS = {
     # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
     # before data parallel training; 43,200 before compiled forwards, 44,700 before sharded weights,
-    # 45,900 before pipelines and tensor parallelism, 47,000 before sites that are joined.
-    "lines": 47_300,
+    # 45,900 before pipelines and tensor parallelism, 47,000 before sites that are joined
+    # and calls that watch what guards do not see.
+    "lines": 47_600,
     # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
     "files in one step": 39,
     "longest chain of imports": 16,

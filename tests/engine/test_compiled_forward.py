@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +445,52 @@ def test_what_begins_to_mix_later_is_refused():
     engine.detach()
 
 
+def doubled_backward(model: nn.Module) -> None:
+    model.second.register_full_backward_hook(lambda module, into, out: (2 * into[0],))
+
+
+def doubled_everywhere(model: nn.Module) -> Any:
+    first = model.second
+    return nn.modules.module.register_module_full_backward_hook(
+        lambda module, into, out: (2 * into[0],) if module is first else None
+    )
+
+
+def replaced_function(model: nn.Module) -> None:
+    type(model).forward = lambda self, x: 2 * Function.forward(self, x)
+
+
+@pytest.mark.parametrize(
+    "change", [doubled_backward, _slow(doubled_everywhere), _slow(replaced_function)]
+)
+def test_what_dynamo_does_not_guard_runs_as_it_was_written(change):
+    """Hooks of backward passes and functions of classes, changed after compiling."""
+
+    def train_with(compile: bool | str) -> list[list[Tensor]]:
+        torch.manual_seed(0)
+        model, handles = type("Own", (Function,), {})(lambda model, x: x.tanh()), list[Any]()
+
+        def losses(model: nn.Module, x: Tensor) -> Tensor:
+            count.append(len(x))
+            if len(count) == 4:
+                handles.append(change(model))
+            return squares(model, x)
+
+        count = list[int]()
+        data = TensorDataset(torch.randn(32, 6))
+        try:
+            released, engine = train(model, data, compile, losses=losses, verification="once")
+        finally:
+            for handle in filter(None, handles):
+                handle.remove()
+        assert not compile or compiled_calls(engine) == 2
+        engine.detach()
+        return released
+
+    for one, other in zip(train_with(False), train_with("aot_eager"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_detached_the_model_is_as_it_was():
     torch.manual_seed(0)
     model = linear()
@@ -452,6 +500,38 @@ def test_detached_the_model_is_as_it_was():
     engine.detach()
     assert vars(model).keys() == before.keys()
     assert model._compiled_call_impl is None
+
+
+@pytest.mark.parametrize(
+    "copy", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copied", "pickled"]
+)
+def test_a_copy_of_the_model_is_not_compiled(copy):
+    """Also of one that says itself what belongs to its state."""
+    model = nn.GRU(3, 2, batch_first=True)
+    x = torch.randn(8, 4, 3)
+    _, engine = train(model, TensorDataset(x), "aot_eager", steps=0)
+    other = copy(model)
+    assert other._compiled_call_impl is None
+    expected = model.eval()(x)[0]
+    engine.detach()
+    torch.testing.assert_close(other.eval()(x)[0], expected)
+
+
+@pytest.mark.slow
+def test_a_tensor_that_is_given_twice():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.layer(x) * y[:, :3]
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x, x).square().sum(1)
+
+    engine = both(Both, TensorDataset(torch.randn(32, 6)), "aot_eager", losses=losses)
+    assert compiled_calls(engine) >= 3
 
 
 @pytest.mark.parametrize("compile", ["no backend", 3])

@@ -1,5 +1,8 @@
 """Which parameters are trained: fixed when the engine is made, all clipped, all noised."""
 
+from copy import deepcopy
+from itertools import chain
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -68,6 +71,61 @@ def test_a_layer_replaced_or_added_after_attaching():
             engine.backward(squares(model, *only_batch(engine)))
             engine.step()
         assert_same_state(model, before)
+
+
+class Stack(nn.Module):
+    """Layers of one shape, which may change places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3)).double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+    def turn(self):
+        self.layers = nn.ModuleList([*self.layers[1:], self.layers[0]])
+
+
+def test_layers_that_change_places_between_steps_keep_their_gradients():
+    model = Stack()
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    options = {"noise_multiplier": 1e-12, "clipping": "abadi", "radius": 1e3, "epochs": 4}
+    engine = attach(model, X, optimizer=optimizer, **options)
+    for batch in chain.from_iterable(engine.batches() for _ in range(3)):
+        grads = torch.autograd.grad(squares(copy := deepcopy(model), X).sum(), [*copy.parameters()])
+        expected = {id(p): g for p, g in zip(model.parameters(), grads, strict=True)}
+        before = [weight.detach().clone() for weight in weights]
+        for (x,) in batch:
+            engine.backward(squares(model, x))
+        engine.step()
+        for weight, was in zip(weights, before, strict=True):
+            moved = 0.1 * expected[id(weight)] / len(X)
+            torch.testing.assert_close(was - weight.detach(), moved, rtol=1e-6, atol=1e-6)
+        model.turn()
+
+
+@pytest.mark.parametrize("when", ["before forward", "before backward", "before step"])
+def test_layers_that_change_places_while_samples_are_out(when):
+    model = Stack()
+    engine = attach(model, X)
+    batch = next(engine.batches())
+    (x,) = next(batch)
+    if when == "before forward":
+        model.turn()
+    losses = squares(model, x)
+    if when == "before backward":
+        model.turn()
+    if when == "before step":
+        engine.backward(losses)
+        model.turn()
+        assert next(batch, None) is None
+    with pytest.raises(TrainableSetError, match=r"'layers\.\d\.weight' became 'layers"):
+        engine.step() if when == "before step" else engine.backward(losses)
 
 
 def replace_layer(model):

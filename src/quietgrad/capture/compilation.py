@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from quietgrad.capture.call import Frame, Use, use_of_source
 from quietgrad.capture.compare import leaves, parse_output
-from quietgrad.capture.compiled import traced_by_dynamo
+from quietgrad.capture.compiled import UnguardedCode, traced_by_dynamo
 from quietgrad.capture.graph_builder import make_token
 from quietgrad.capture.joining import Joining
 from quietgrad.capture.layout import SiteKey
@@ -167,17 +167,18 @@ class ModelCompiler:
         self._trials = self.calls = 0
         self._function: Any = None
         self._held: set[int] = set()
+        self._unguarded = UnguardedCode()
 
     # -- calls -----------------------------------------------------------------------------------
 
     def is_ready(self, tape: Tape) -> bool:
         """Whether a call may run compiled now, if there is a graph for it."""
-        return (
-            self.reason is None
-            and self._function is not None
-            and _is_ordinary_call(tape)
-            and self._run is None
-        )
+        if self.reason is not None or self._function is None or self._run is not None:
+            return False
+        if (changed := self._unguarded.find_changed()) is not None:
+            self.give_up(f"a function of class {changed} was replaced after it was compiled")
+            return False
+        return _is_ordinary_call(tape) and not self._unguarded.has_hooks
 
     def run(
         self, tape: Tape, args: Any, kwargs: dict[str, Any]
@@ -274,6 +275,7 @@ class ModelCompiler:
         except Exception as error:
             self.give_up(_shorten(error))
             raise
+        self._unguarded.note(self._model)
         if run.graph is None:
             self.give_up("nothing in it was traced")
             raise _UnusableError
@@ -316,6 +318,7 @@ class ModelCompiler:
         values = list(inputs)
         for place, parameter in traced.parameters.items():
             if inputs[place] is not parameter:
+                self.give_up("another parameter is in the place of one that it was compiled for")
                 raise _UnusableError
             values[place] = parameter.detach()
         run.graph = graph
@@ -456,5 +459,6 @@ def _mark_samples(tensor: Tensor, batch: int) -> None:
 
 
 def _shorten(error: Exception) -> str:
+    error = getattr(error, "inner_exception", error)  # of a backend, such as ours
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"

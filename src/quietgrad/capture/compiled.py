@@ -11,12 +11,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import is_
 from threading import RLock
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet, finalize
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _of_modules
 
 from quietgrad.errors import EngineStateError, UnsupportedOperationError
 
@@ -58,6 +62,61 @@ def refuse_compiled_backward() -> None:
             "per-sample gradients are found in the backward pass. Call the engine's backward() "
             "outside of compiled autograd; torch.compile of the model itself may stay."
         )
+
+
+class UnguardedCode:
+    """What a model would run that its compiled code does not notice.
+
+    Dynamo guards neither hooks of the backward pass, which it cannot trace, nor the functions of
+    classes, which somebody may replace.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, Any] = {}  # by the dictionary that modules hold them in
+        self._functions: dict[type, dict[str, Any]] = {}
+        self._values: list[Any] = []
+
+    def note(self, model: nn.Module) -> None:
+        """It was traced as it is now; what was noted before stays."""
+        for module in model.modules():
+            for hooks in (module._backward_hooks, module._backward_pre_hooks):
+                self._hooks[id(hooks)] = hooks
+            for kind in {type(module), *map(type, vars(module).values())}:
+                for each in kind.__mro__:
+                    if each.__flags__ & _CAN_CHANGE and each not in self._functions:
+                        self._functions[each] = _list_functions(each)
+        self._values = [*self._list_values()]
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether there are hooks that only run where the model runs as it was written."""
+        return bool(
+            any(self._hooks.values())
+            or _of_modules._global_backward_hooks
+            or _of_modules._global_backward_pre_hooks
+        )
+
+    def find_changed(self) -> str | None:
+        """The name of a class whose functions were replaced since; None if none were."""
+        values = [*self._list_values()]
+        if len(values) == len(self._values) and all(map(is_, values, self._values)):
+            return None
+        for each, functions in self._functions.items():
+            if functions != _list_functions(each):
+                return each.__qualname__
+        self._values = values  # something else in a class, which Dynamo guards
+        return None
+
+    def _list_values(self) -> Iterator[Any]:
+        return chain.from_iterable(vars(each).values() for each in self._functions)
+
+
+_CAN_CHANGE = 1 << 9  # classes that were made in Python
+
+
+def _list_functions(kind: type) -> dict[str, Any]:
+    kinds = FunctionType, property, classmethod, staticmethod
+    return {name: value for name, value in vars(kind).items() if isinstance(value, kinds)}
 
 
 class Uncompiled:

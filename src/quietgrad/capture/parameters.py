@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -38,9 +38,9 @@ class ParameterTable:
         self._model = model
         self._canonical = _canonical_names(model)
         self._found, self._tree = dict[str, nn.Parameter](), _Tree(*_OF_PARAMETERS)
-        self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
-        self._first = {id(parameter): name for name, parameter in self.trainable().items()}
+        self._own_names: dict[int, str] = {}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
+        self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
@@ -48,6 +48,9 @@ class ParameterTable:
             self._found, self._tree = {}, _Tree(*_OF_PARAMETERS)
             _collect(self._model, "", self._found, set(), self._tree)
             self._tree.note_all()
+            # A module may have moved to another place with its parameters: it has another name.
+            self._own_names = {id(parameter): name for name, parameter in self._found.items()}
+            self._holders = {}
         return dict(self._found)
 
     def target(self, parameter: nn.Parameter) -> ParameterTarget:
@@ -90,12 +93,11 @@ class ParameterTable:
         holders: dict[int, tuple[nn.Module, str, str]] = {}
         for path, module in self._model.named_modules():
             for attribute, held in module._parameters.items():
-                name = self._canonical.get(f"{path}.{attribute}".lstrip("."), "")
                 # One that is lent to another module (torch.func.functional_call) is its owner's.
-                if held is not None and (
-                    id(held) not in holders or self._first.get(id(held)) == name
-                ):
-                    holders[id(held)] = module, attribute, name
+                name = self._canonical.get(f"{path}.{attribute}".lstrip("."), "")
+                if held is not None:
+                    name = self._own_names.get(id(held), name)
+                    holders.setdefault(id(held), (module, attribute, name))
         # Those of before are kept as long as they hold: sharded weights come and go.
         known = [(key, held) for key, held in self._holders.items() if key not in holders]
         self._holders = holders | dict(known[-len(holders) :])
@@ -352,6 +354,14 @@ class WeightWatch:
                 return name
         verdicts = self.ask_written() if thorough else []
         return next((name for name, is_written in verdicts if is_written), None)
+
+    def find_moved(self, now: Mapping[str, nn.Parameter]) -> tuple[str, str] | None:
+        """A name that a weight has lost since, and its name ``now``; None if all have theirs."""
+        if all(now.get(name) is weight for name, (weight, *_) in self._seen.items()):
+            return None
+        names = {id(weight): name for name, weight in now.items()}
+        pairs = ((name, names.get(id(weight), name)) for name, (weight, *_) in self._seen.items())
+        return next(((before, after) for before, after in pairs if before != after), None)
 
     def ask_written(self) -> list[tuple[str, Verdict]]:
         """Of each weight, whether something else is in it by now."""

@@ -218,11 +218,17 @@ def rebuild_arguments(arguments: Arguments, choose: Callable[[Any], Any]) -> Arg
 
 
 def copy_arguments(arguments: Arguments) -> Arguments:
-    """Arguments whose tensors, arrays and containers nobody else can write to."""
+    """Arguments whose tensors, arrays and containers nobody else can write to.
+
+    A tensor that is given twice is given twice.
+    """
+    copies = dict[int, Tensor]()
 
     def own(part: Any) -> Any:
         if isinstance(part, Tensor):
-            return copy_tensor(part)
+            if id(part) not in copies:
+                copies[id(part)] = copy_tensor(part)
+            return copies[id(part)]
         return part.copy() if isinstance(part, np.ndarray) else None
 
     return rebuild_arguments(arguments, own)

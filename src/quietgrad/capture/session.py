@@ -362,6 +362,12 @@ class Capture:
                 "all). Noise and sensitivity were set up for the parameters that were trainable "
                 "then: detach, change requires_grad, and attach again."
             )
+        if (moved := self._weights.find_moved(now)) is not None:
+            raise TrainableSetError(
+                f"parameter '{moved[0]}' became '{moved[1]}' while the samples of a batch were out "
+                "(its module was moved to another place): gradients of one batch are added up by "
+                "name. Move modules between engine.step() and the next batch."
+            )
         return now
 
     def begin_batch(self, *, thorough: bool) -> None:
@@ -607,6 +613,13 @@ class _Route:
         if torch.compiler.is_compiling():
             return self._capture.plain_call(*args, **kwargs)
         return self._capture.call(args, kwargs)
+
+    # Most modules leave it out of copies of themselves; a copy calls its own forward.
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 class _Hook:

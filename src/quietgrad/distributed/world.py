@@ -7,8 +7,11 @@ all ranks each rank owns an equal part, to which it alone adds noise (``docs/dis
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from quietgrad.reduction import ClippedReducer, Joint, Sums
 
 T = TypeVar("T")
+Facts = Callable[[], Mapping[str, object]]
+"""What must be the same on all ranks, by names that people know."""
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
 """Adds noise to sums, which it uses up."""
 
@@ -41,12 +46,14 @@ class World:
         has_collectives: whether the model itself asks other ranks while it runs, so that all must
             run the same passes.
         part_name: what part of the model is here, in words that follow on others; empty for all.
+        call: what the script has called, which must be the same on all ranks.
     """
 
     rank = 0
     size = 1
     has_collectives = False
     part_name = ""
+    call = "PrivacyEngine()"
 
     @property
     def description(self) -> str | None:
@@ -58,8 +65,13 @@ class World:
         """Whether this process writes files, and draws what is one for all."""
         return self.rank == 0
 
-    def require_same(self, list_facts: Callable[[], Mapping[str, object]]) -> None:
-        """Refuse ranks that differ in something; facts have names that people know."""
+    def require_same(self, list_facts: Facts, advice: str = "") -> None:
+        """Refuse ranks that differ in something.
+
+        Args:
+            list_facts: by names that people know; not called in a process alone.
+            advice: what to do.
+        """
 
     def own_seed(self, seed: int | None) -> int | None:
         """What the noise of this process is drawn with, if it is to be repeated."""
@@ -78,8 +90,13 @@ class World:
         return indices
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """If what is done in here raises on one rank, all ranks raise."""
+    def agreeing(self, list_facts: Facts = dict, advice: str = "") -> Iterator[None]:
+        """If what is done in here raises on one rank, all ranks raise.
+
+        Args:
+            list_facts: what must be the same afterwards, as for `require_same`.
+            advice: what to do if it is not.
+        """
         yield
 
     def note_failure(self, error: BaseException) -> None:
@@ -199,6 +216,7 @@ class _Answer(NamedTuple):
 
     value: Any
     failure: str | None
+    call: str
 
 
 _engines = count()  # made by every rank in the same order
@@ -228,6 +246,7 @@ class Replicas(World):
         self._timeout = _timeout()
         self._turn = 0
         self._failure: str | None = None
+        atexit.register(_tell_of_end, weakref.ref(self))
 
     @property
     def description(self) -> str | None:
@@ -239,28 +258,15 @@ class Replicas(World):
         )
         return f"{self.size} ranks{self._weights}: one draw, of which each takes a part; {noise}"
 
-    def require_same(self, list_facts: Callable[[], Mapping[str, object]]) -> None:
+    def require_same(self, list_facts: Facts, advice: str = "") -> None:
         """Refuse ranks that differ, and say in what."""
-        with self.agreeing():
-            facts = dict(list_facts())
-        answers = self._exchange(facts)
-        for name in dict.fromkeys(name for each in answers for name in each):
-            (first, expected), *others = (
-                (rank, each[name]) for rank, each in enumerate(answers) if name in each
-            )
-            for rank, found in others:
-                if found != expected:
-                    raise DistributedTrainingError(
-                        f"ranks differ in {name}: rank {first} has {_short(expected)}, rank "
-                        f"{rank} has {_short(found)}",
-                        "Every rank must build the same model, with the same weights "
-                        "(torch.manual_seed before building it, or one checkpoint), on the same "
-                        "data, with the same arguments.",
-                        "they would not train one model",
-                    )
+        with self.agreeing(list_facts, advice):
+            pass
 
     def share(self, value: T) -> T:
         """Rank 0's value."""
+        # A pass begins with its first batch, whatever was called between.
+        self.call = "batches()"
         shared: T = self._exchange(value if self.is_leader else None)[0]
         return shared
 
@@ -278,10 +284,27 @@ class Replicas(World):
         return indices[self.data_rank :: self.data_size]
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
+    def agreeing(self, list_facts: Facts = dict, advice: str = "") -> Iterator[None]:
         """Goes on when all ranks have come here."""
-        with self._agreeing(lambda: None):
+        facts: dict[str, object] = {}
+        with self._agreeing(lambda: facts) as answers:
             yield
+            facts |= list_facts()
+        for name in dict.fromkeys(name for each in answers for name in each):
+            (first, expected), *others = (
+                (rank, each[name]) for rank, each in enumerate(answers) if name in each
+            )
+            for rank, found in others:
+                if found != expected:
+                    raise DistributedTrainingError(
+                        f"ranks differ in {name}: rank {first} has {_short(expected)}, rank "
+                        f"{rank} has {_short(found)}",
+                        advice
+                        or "Every rank must build the same model, with the same weights "
+                        "(torch.manual_seed before building it, or one checkpoint), on the same "
+                        "data, with the same arguments.",
+                        "they would not train one model",
+                    )
 
     def note_failure(self, error: BaseException) -> None:
         """From here on that is this rank's answer to everything."""
@@ -380,6 +403,14 @@ class Replicas(World):
                     f"rank {rank} stopped: {answer.failure} Nothing was released by any rank since "
                     "the last step that all of them ended."
                 )
+        calls = [answer.call for answer in answers]
+        if len(set(calls)) > 1:
+            said = ", ".join(f"rank {rank} called {call}" for rank, call in enumerate(calls))
+            self._failure = (
+                f"{said}: every rank must call batches(), step(), save() and load() in the same "
+                "order. Nothing was released since the last step that all of them ended."
+            )
+            raise RankError(self._failure)
         return [answer.value for answer in answers]
 
     def _find_failures(self) -> str | None:
@@ -395,7 +426,7 @@ class Replicas(World):
 
     def _say(self, value: Any, failure: str | None) -> None:
         try:
-            self._store.set(f"{self._turn}/{self.rank}", json.dumps((value, failure)))
+            self._store.set(f"{self._turn}/{self.rank}", json.dumps((value, failure, self.call)))
         except RuntimeError as error:
             raise RankError("the store of the process group, which one rank keeps, is gone") from (
                 error
@@ -412,6 +443,14 @@ class Replicas(World):
             "save() and load() in the same order. Nothing was released by this rank since its last "
             "step."
         )
+
+
+def _tell_of_end(known: weakref.ref[Replicas]) -> None:
+    """A process that ends by an error, whatever raised it, says so: nobody need wait for it."""
+    world, error = known(), getattr(sys, "last_value", None)
+    if world is not None and error is not None:
+        with suppress(Exception):
+            world.note_failure(error)
 
 
 def _timeout() -> timedelta:

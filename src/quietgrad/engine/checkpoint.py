@@ -214,7 +214,8 @@ def save_state(path: Path, state: Mapping[str, Any], world: World) -> None:
 def load_state(path: Path, world: World) -> dict[str, Any]:
     """What `save_state` wrote, for this rank's part of the model."""
     if not world.part_name:
-        return read_state(path)
+        with world.agreeing():
+            return read_state(path)
     steps = world.lead(lambda: int(read_state(path).get("steps_taken", -1)))
     with world.agreeing():
         state = read_state(world.file_of_part(path, steps))

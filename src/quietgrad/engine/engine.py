@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -328,6 +329,7 @@ class PrivacyEngine:
             world.require_same(
                 lambda: (
                     list_facts(model, dataset, settings, world.part_name)
+                    | self._loader.facts(is_in_step=world.has_collectives)
                     | world.digest_weights(model)
                 )
             )
@@ -344,6 +346,8 @@ class PrivacyEngine:
         """
         self._require_usable()
         self._world.rest()
+        # Also a part of it may have been wrapped or sharded since.
+        self._require_in_place()
         self._batch.require_none()
         self._budget.require_room(self.steps_taken)
         return self._iterator.epoch()
@@ -426,6 +430,7 @@ class PrivacyEngine:
         refuse_compiled_caller()
         with self._exclusive:
             self._require_usable()
+            self._world.call = "step()"
             self._release_batch(self._batch.require_complete())
 
     # -- in between ----------------------------------------------------------------------------
@@ -456,6 +461,7 @@ class PrivacyEngine:
         pipeline stages beside that of rank 0 have files beside it, of their numbers.
         """
         self._require_savable()
+        self._world.call = "save()"
         state = self._state.state_dict(is_copied=not self._world.has_collectives)
         self._world.require_same(lambda: self._world.digest_weights(self._model))
         if self._world.has_collectives:
@@ -469,11 +475,13 @@ class PrivacyEngine:
         The model may be on another device than it was: everything is moved to where it is now.
         """
         self._world.rest()
-        place = Path(path)
+        place, self._world.call = Path(path), "load()"
         if place.is_dir():
-            self.load_state_dict(read_parts(place, self._model, self._optimizer))
+            with self._world.agreeing():
+                state = read_parts(place, self._model, self._optimizer)
         else:
-            self.load_state_dict(load_state(place, self._world))
+            state = load_state(place, self._world)
+        self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
@@ -495,8 +503,14 @@ class PrivacyEngine:
         if self._batch.is_begun:
             raise EngineStateError("a batch is under way: step or discard_batch() before loading.")
         self._world.rest()
-        self._state.load_state_dict(
-            state, lambda state: spread(state, self._model, self._optimizer)
+        self._world.call = "load()"
+        with self._world.agreeing():
+            self._state.load_state_dict(
+                state, lambda state: spread(state, self._model, self._optimizer)
+            )
+        self._world.require_same(
+            lambda: self._list_facts() | self._world.digest_weights(self._model),
+            "Load the same state on all ranks.",
         )
 
     # -- figures and settings; asking changes nothing -------------------------------------------
@@ -701,13 +715,22 @@ class PrivacyEngine:
             )
         self._world.rest()
 
+    def _require_in_place(self) -> None:
+        """Refuse a model that was wrapped or sharded after the engine was made."""
+        is_sharded = self._world.has_collectives
+        refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+
     def _require_attached(self) -> None:
         if not self._attached:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
     def _release_batch(self, batch: LogicalBatch) -> None:
         self._world.rest()
-        with self._world.agreeing():
+        # Parts of different batches may have a sample twice; radii say how much noise there is.
+        with self._world.agreeing(
+            partial(self._list_facts, batch),
+            "All ranks must go through the same batches, and load, discard and set the same.",
+        ):
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
                 trained = self._capture.check_trainable_set()
@@ -738,6 +761,23 @@ class PrivacyEngine:
         finally:
             self._batch.end()
             self._capture.begin()  # a forward from here on has nothing to do with this batch
+
+    def _list_facts(self, batch: LogicalBatch | None = None) -> dict[str, object]:
+        """What must be the same on all ranks in every step."""
+        if self._world.size == 1:
+            return {}
+        own: dict[str, object] = {
+            f"the radius of group '{group.name}'": group.radius for group in self.groups
+        }
+        own |= self._update.list_options()
+        place = {} if batch is None else {"pass": batch.pass_number, "step": batch.step}
+        return {
+            "the number of steps taken": self.steps_taken,
+            **{f"the {name} of the batch": value for name, value in place.items()},
+            **({} if batch is None else {"the samples of the batch": batch.mark}),
+            "the sensitivity": self.sensitivity,
+            **{f"{name}{self._world.part_name}": value for name, value in own.items()},
+        }
 
     def _record_in_all(self, step: int, pass_number: int) -> float:
         """Rank 0's ledger first, on its disk; then the copies of the others."""

@@ -317,6 +317,15 @@ class NoisyUpdate:
 
         return self._world.noisy(totals, add_noise, list(self._trained.values()))
 
+    def list_options(self) -> dict[str, object]:
+        """What the optimizer does with gradients, by names that people know."""
+        return {
+            f"option {name} of the optimizer's group {i}": repr(value)
+            for i, group in enumerate(self._optimizer.param_groups)
+            for name, value in group.items()
+            if name != "params" and not isinstance(value, Tensor)
+        }
+
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Run the optimizer with what `noisy` gave."""
         try:
@@ -358,8 +367,10 @@ class NoisyUpdate:
             return False
         return not any(bool(local_of(gradient).any()) for gradient in gradients)
 
-    def _refuse_stray_step(self, *_: Any) -> None:
-        if not self._is_due and not self._is_idle():
+    def _refuse_stray_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+        # A closure makes gradients after this.
+        has_closure = any(each is not None for each in (*args[1:], *kwargs.values()))
+        if not self._is_due and (has_closure or not self._is_idle()):
             raise StrayGradientError(
                 "optimizer.step() was called directly: it would apply a gradient without noise and "
                 "without a ledger entry. Call engine.step() instead. (A torch.amp.GradScaler calls "

@@ -1,5 +1,6 @@
 """The loader: logical batches in micro-batches, pass after pass, from a saved position if any."""
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,14 @@ from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, pop
 
 class Idle(list[int]):
     """A micro-batch that counts for nothing: others have one, and a rank must run as many."""
+
+
+class Share(list[list[int]]):
+    """Micro-batches of one process, of all that was drawn for a step."""
+
+    def __init__(self, micro_batches: list[list[int]], drawn: list[int]) -> None:
+        super().__init__(micro_batches)
+        self.drawn = drawn
 
 
 class LogicalBatch:
@@ -41,6 +50,7 @@ class LogicalBatch:
         *,
         pass_number: int,
         step: int,
+        key: int = 0,
     ) -> None:
         self.indices = indices
         self.micro_sizes = [len(each) for each in indices]
@@ -48,6 +58,7 @@ class LogicalBatch:
         self.size = sum(len(each) for each in indices if not isinstance(each, Idle))
         self.pass_number = pass_number
         self.step = step
+        self._key = key
         self._micro_batches = micro_batches
         self._remaining = len(indices)
         self._started = False
@@ -56,6 +67,15 @@ class LogicalBatch:
     def __repr__(self) -> str:
         where = f"pass_number={self.pass_number}, step={self.step}"
         return f"LogicalBatch(size={self.size}, micro_sizes={self.micro_sizes}, {where})"
+
+    @property
+    def mark(self) -> str:
+        """The same for two processes if all samples and their order are, with their parts.
+
+        It tells nobody else who was drawn: the key of the pass is in it.
+        """
+        drawn = getattr(self.indices, "drawn", self.indices)
+        return hashlib.sha256(repr((self._key, self.step, drawn)).encode()).hexdigest()[:16]
 
     @property
     def exhausted(self) -> bool:
@@ -390,6 +410,16 @@ class BatchLoader:
         self._current = replace(start, key=key if keep else None)
         return self._iterate_pass(start, key, os.getpid())
 
+    def facts(self, *, is_in_step: bool) -> dict[str, object]:
+        """What must be the same for processes that share batches, by names that people know.
+
+        Args:
+            is_in_step: whether they run the same micro-batches.
+        """
+        lengths = hashlib.sha256(repr(self._lengths).encode()).hexdigest()[:16]
+        found: dict[str, object] = {"lengths=": lengths}
+        return found | ({"physical_batch_size=": self.physical_batch_size} if is_in_step else {})
+
     def bookmark(self, batch: LogicalBatch | None) -> dict[str, Any]:
         """Where to go on once everything up to and including this batch is done.
 
@@ -440,7 +470,9 @@ class BatchLoader:
         micro_batches = iter(self._data_loader(ahead, start))
         for step, indices in enumerate(ahead.batches(), start.step):
             _require_same_process(process)
-            batch = LogicalBatch(indices, micro_batches, pass_number=start.pass_number, step=step)
+            batch = LogicalBatch(
+                indices, micro_batches, pass_number=start.pass_number, step=step, key=key
+            )
             yield batch
             if batch.is_broken:
                 raise SamplingError(
@@ -461,9 +493,9 @@ class BatchLoader:
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
         count = -(-self._most(len(indices)) // size)
-        indices = self._part(indices)
-        parts = [indices[start : start + size] for start in range(0, len(indices), size)]
-        return parts + [Idle([0])] * (count - len(parts))
+        own = self._part(indices)
+        parts = [own[start : start + size] for start in range(0, len(own), size)]
+        return Share(parts + [Idle([0])] * (count - len(parts)), indices)
 
     def _data_loader(self, ahead: Lookahead, start: Position) -> DataLoader[Any]:
         # Without a generator of its own, DataLoader takes its workers' seed from the global one.

@@ -1,6 +1,11 @@
 """Ranks that do not do the same are all stopped, before anything is released."""
 
+from itertools import count
+
 import pytest
+import torch.distributed as dist
+
+from quietgrad.distributed import world
 
 from . import agreement_jobs
 from .ranks import finish, run, start
@@ -62,3 +67,19 @@ def test_a_rank_that_ends_by_an_error_says_so():
 def test_a_step_of_nothing_has_no_closure():
     found = agreement_jobs.step_of_nothing_with_a_closure()
     assert (found["error"], found["kept"]) == ("StrayGradientError", 0)
+
+
+def test_what_was_said_before_a_restart_answers_nothing(monkeypatch):
+    """torchrun keeps the store when it starts the ranks again, and they count from zero."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = []
+        for attempt in ("0", "1"):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+            monkeypatch.setattr(world, "_engines", count())
+            found.append(world.Replicas())
+        found[0].note_failure(ValueError("before"))
+        assert found[0]._store.check(["0/0"])
+        assert not found[1]._store.check(["0/0"])
+    finally:
+        dist.destroy_process_group()

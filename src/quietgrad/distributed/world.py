@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import random
 import sys
 import weakref
@@ -242,7 +243,11 @@ class Replicas(World):
         self.data_rank, self.data_size = self.rank, self.size
         self._is_seeded = is_seeded
         c10d: Any = dist.distributed_c10d
-        self._store = c10d.PrefixStore(f"quietgrad/{next(_engines)}", c10d._get_default_store())
+        # A launcher may keep the store when it starts all ranks again: what was said before it did
+        # must not answer what is asked now.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"quietgrad/{attempt}/{next(_engines)}"
+        self._store = c10d.PrefixStore(prefix, c10d._get_default_store())
         self._timeout = _timeout()
         self._turn = 0
         self._failure: str | None = None

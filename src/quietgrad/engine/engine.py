@@ -775,8 +775,8 @@ class PrivacyEngine:
             "the number of steps taken": self.steps_taken,
             **{f"the {name} of the batch": value for name, value in place.items()},
             **({} if batch is None else {"the samples of the batch": batch.mark}),
-            "the sensitivity": self.sensitivity,
             **{f"{name}{self._world.part_name}": value for name, value in own.items()},
+            "the sensitivity": self.sensitivity,
         }
 
     def _record_in_all(self, step: int, pass_number: int) -> float:

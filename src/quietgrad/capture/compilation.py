@@ -9,6 +9,7 @@ model runs as it was written. A call that ran compiled is recorded and verified 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -232,10 +233,15 @@ class ModelCompiler:
             graph.is_certified, graph.orders_rows = True, orders_rows
         else:
             graph.is_declined = True
-            self.give_up("compiled it gives something else, or draws other numbers")
+            self.give_up(
+                "compiled it gives something else: other draws, or outputs that are computed of "
+                "each other, as with a cache of keys (use_cache=False)"
+            )
 
     def give_up(self, reason: str) -> None:
         """From here on the model runs as it was written."""
+        if self.reason is None:
+            warnings.warn(f"compile=: the model runs as it was written: {reason}", stacklevel=2)
         self.reason, self.is_wanted = self.reason or reason, False
 
     # -- trials ----------------------------------------------------------------------------------

@@ -307,7 +307,8 @@ class Replicas(World):
                         advice
                         or "Every rank must build the same model, with the same weights "
                         "(torch.manual_seed before building it, or one checkpoint), on the same "
-                        "data, with the same arguments.",
+                        "whole data set, of which the engine gives each its part, with the same "
+                        "arguments.",
                         "they would not train one model",
                     )
 
@@ -405,8 +406,8 @@ class Replicas(World):
         for rank, answer in enumerate(answers):
             if answer.failure is not None and rank != self.rank:
                 raise RankError(
-                    f"rank {rank} stopped: {answer.failure} Nothing was released by any rank since "
-                    "the last step that all of them ended."
+                    f"rank {rank} stopped: {answer.failure.rstrip('.')}. Nothing was released by "
+                    "any rank since the last step that all of them ended."
                 )
         calls = [answer.call for answer in answers]
         if len(set(calls)) > 1:

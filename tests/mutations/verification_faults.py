@@ -96,7 +96,7 @@ REFUSALS = [
     make_fault(
         "stray-step",
         "optimizer.step() outside of the engine is allowed.",
-        "if not self._is_due and not self._is_idle():",
+        "if not self._is_due and (has_closure or not self._is_idle()):",
         "if False:",
         "tests/refusals/test_optimizer.py",
     ),

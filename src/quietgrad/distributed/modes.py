@@ -21,11 +21,13 @@ def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
     rank holds a part.
     """
     if dist.is_available() and dist.is_initialized():
-        if is_sharded(model) and dist.get_world_size() > 1:
+        if dist.get_world_size() == 1:
+            return World()
+        if is_sharded(model):
             return Shards(model, is_seeded=is_seeded)
         if any(map(is_distributed_tensor, model.parameters())):
             return TensorParts(model, is_seeded=is_seeded)
-        return Replicas(is_seeded=is_seeded) if dist.get_world_size() > 1 else World()
+        return Replicas(is_seeded=is_seeded)
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ:
         raise DistributedTrainingError(
             f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), and there is no "

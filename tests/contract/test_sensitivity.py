@@ -182,9 +182,7 @@ def _marks(position, name):
 @pytest.mark.every_nth(2)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=_marks(position, name)) for position, name in enumerate(CASES)
-    ],
+    [pytest.param(name, marks=_marks(position, name)) for position, name in enumerate(CASES)],
 )
 def test_a_sample_without_numbers_does_not_touch_the_others(name):
     problem = CASES[name].problem(torch.float64)

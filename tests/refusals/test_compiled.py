@@ -12,6 +12,7 @@ from torch import nn
 
 import quietgrad
 import quietgrad as qg
+from quietgrad.capture.compiled import _STANCE
 from quietgrad.errors import EngineStateError, EscapedGradientError, QuietgradError
 
 from .helpers import (
@@ -45,7 +46,8 @@ OPTIONS = [
 @pytest.fixture(autouse=True)
 def clean():
     """Dynamo before a test, and its stance after it."""
-    gc.collect()  # engines that other tests left with samples out hold the stance until then
+    for hold in [*_STANCE.holders]:  # of engines that other tests' errors keep, with samples out
+        hold.stop()
     assert stance() == "default"
     torch._dynamo.reset()
     yield

@@ -1,34 +1,53 @@
 """What privacy costs on several ranks: seconds, bytes on the wire and memory beside plain training.
 
 Run by torchrun: torchrun --nproc-per-node=2 -m benchmarks.ranks MODE SETTING [--memory]
+With ``--model bert --opacus`` Opacus takes its steps in the same rounds: with gradients of every
+sample (``hooks``, copies only) and with norms first (``ghost``, in two passes).
 """
 
 import argparse
 import json
 import statistics
 import time
+import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import quietgrad as qg
 
 LENGTH, VOCABULARY = 64, 1000
 
 
-def build(width: int, layers: int) -> nn.Module:
-    """A GPT-2 without dropout."""
+def build(options: argparse.Namespace) -> nn.Module:
+    """A GPT-2 that predicts tokens, or a BERT that tells two classes apart; without dropout."""
     import transformers
 
-    config = transformers.GPT2Config(
-        n_layer=layers,
-        n_embd=width,
+    torch.manual_seed(0)
+    if options.model == "bert":
+        sizes = transformers.BertConfig(
+            num_hidden_layers=options.layers,
+            hidden_size=options.width,
+            intermediate_size=4 * options.width,
+            num_attention_heads=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=LENGTH,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        return transformers.BertForSequenceClassification(sizes).train()
+    sizes = transformers.GPT2Config(
+        n_layer=options.layers,
+        n_embd=options.width,
         n_head=8,
         vocab_size=VOCABULARY,
         n_positions=LENGTH,
@@ -37,22 +56,42 @@ def build(width: int, layers: int) -> nn.Module:
         attn_pdrop=0.0,
         use_cache=False,
     )
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(config).train()
+    return transformers.GPT2LMHeadModel(sizes).train()
 
 
 def losses(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """One for each sample."""
+    if is_classifier(model):
+        return F.cross_entropy(predict_classes(model, ids), classes(ids), reduction="none")
     logits = model(ids).logits
     entries = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
     return entries.mean(1)
+
+
+def is_classifier(model: nn.Module) -> bool:
+    """Whether it is the BERT, wrapped or not."""
+    return any(hasattr(each, "classifier") for each in (model, getattr(model, "module", None)))
+
+
+def predict_classes(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """With the positions said, one row for each sample: Opacus needs that."""
+    places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+    return model(ids, position_ids=places, token_type_ids=0 * ids).logits
+
+
+def classes(ids: torch.Tensor) -> torch.Tensor:
+    """Of two, by the first token."""
+    return ids[:, 0] % 2
 
 
 def shard(model: nn.Module) -> nn.Module:
     """Block by block."""
     from torch.distributed.fsdp import fully_shard
 
-    for block in model.transformer.h:
+    blocks: Iterable[Any] = (
+        model.bert.encoder.layer if is_classifier(model) else model.transformer.h
+    )
+    for block in blocks:
         fully_shard(block)
     return fully_shard(model)
 
@@ -84,7 +123,7 @@ def peak(*, reset: bool = False) -> float:
 
 def make_plain(options, ids):
     """A step of ordinary training."""
-    model = build(options.width, options.layers)
+    model = build(options)
     if options.mode == "sharded":
         model = inner = shard(model)
     else:
@@ -101,7 +140,7 @@ def make_plain(options, ids):
 
 def make_private(options, ids):
     """The same with privacy."""
-    model = build(options.width, options.layers)
+    model = build(options)
     model = shard(model) if options.mode == "sharded" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     size = options.batch * dist.get_world_size()
@@ -127,6 +166,49 @@ def make_private(options, ids):
     return step
 
 
+def make_opacus(kind: str, options, ids):
+    """The same by Opacus, as in its documentation."""
+    from opacus import PrivacyEngine
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+    from opacus.utils.fsdp_utils import FSDP2Wrapper
+
+    is_sharded, model = options.mode == "sharded", build(options)
+    wrap = FSDP2Wrapper if is_sharded else DifferentiallyPrivateDistributedDataParallel
+    model = wrap(model)
+    own = ids[: options.batch]
+    with warnings.catch_warnings(action="ignore"):
+        model, optimizer, *criteria = PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4),
+            criterion=nn.CrossEntropyLoss(),
+            data_loader=DataLoader(TensorDataset(own), batch_size=options.batch),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            grad_sample_mode=f"{kind}_fsdp" if is_sharded else kind,
+        )
+    criterion = criteria[0] if kind == "ghost" else nn.CrossEntropyLoss()
+
+    def step():
+        optimizer.zero_grad()
+        criterion(predict_classes(model, own), classes(own)).backward()
+        optimizer.step()
+
+    return step
+
+
+def list_makers(options: argparse.Namespace) -> dict[str, Callable]:
+    """What takes steps, by name."""
+    found = {"plain": make_plain, "private": make_private}
+    if options.memory:
+        name = "plain" if options.setting == "plain" else "private"
+        return {name: found[name]}
+    if options.opacus:
+        kinds = ["ghost"] if options.mode == "sharded" else ["hooks", "ghost"]
+        found |= {f"opacus {kind}": partial(make_opacus, kind) for kind in kinds}
+    return found
+
+
 def main() -> None:
     """Prints one JSON object, by rank 0."""
     parser = argparse.ArgumentParser()
@@ -136,19 +218,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--model", choices=["gpt2", "bert"], default="gpt2")
+    parser.add_argument("--opacus", action="store_true", help="beside it; for bert")
     parser.add_argument("--memory", action="store_true", help="one of the two only, alone")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     ids = torch.randint(1, VOCABULARY, (64, LENGTH), generator=torch.Generator().manual_seed(1))
     size, wire = dist.get_world_size(), Wire()
-    found = {"mode": options.mode, "setting": options.setting, "ranks": size}
-    makers = {"plain": make_plain, "private": make_private}
-    if options.memory:
-        makers = {
-            "plain" if options.setting == "plain" else "private": makers[
-                "plain" if options.setting == "plain" else "private"
-            ]
-        }
+    found = {"mode": options.mode, "setting": options.setting, "model": options.model}
+    makers = list_makers(options)
     steps = {name: make(options, ids) for name, make in makers.items()}
     for step in steps.values():
         step()
@@ -183,9 +261,9 @@ def main() -> None:
         found[f"bytes of {name}"] = sum(wire.sent.values())
         found[f"seconds of {name}"] = round(statistics.median(seconds[name]), 3)
     found["peak of later steps (MiB)"] = round(peak())
-    if len(steps) == 2:
-        pairs = zip(seconds["private"], seconds["plain"], strict=True)
-        found["ratio"] = round(statistics.median(a / b for a, b in pairs), 3)
+    for name in steps.keys() - {"plain"} if "plain" in steps else ():
+        pairs = zip(seconds[name], seconds["plain"], strict=True)
+        found[f"ratio of {name}"] = round(statistics.median(a / b for a, b in pairs), 3)
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.destroy_process_group()

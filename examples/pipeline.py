@@ -43,5 +43,6 @@ if rank == ranks - 1:
     print(f"accuracy on held-out digits: {(outputs.argmax(1) == labels[1437:]).float().mean():.1%}")
 if rank == 0:
     print(f"{engine.steps_taken} steps: epsilon {engine.epsilon():.3f}")
-    print(engine.report("report.html", title="Digits in a pipeline").verdict.sentence)
+    statement = engine.report("report.html", title="Digits in a pipeline")
+    print(f"{statement.verdict.sentence}\nreport: report.html")
 dist.destroy_process_group()

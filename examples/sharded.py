@@ -63,4 +63,6 @@ if rank == 0:
     steps, recorded = engine.steps_taken, engine.ledger.steps
     print(f"{steps} steps on {ranks} ranks, {recorded} in the ledger: ", end="")
     print(f"epsilon {engine.epsilon():.3f}, accuracy {correct:.1%}")
+    statement = engine.report(folder / "report.html", title="A sharded transformer")
+    print(f"{statement.verdict.sentence}\nreport: {folder / 'report.html'}")
 dist.destroy_process_group()

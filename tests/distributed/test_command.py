@@ -71,3 +71,4 @@ def test_torchrun_starts_again_after_a_kill(tmp_path, victim):
     # A step that was taken and not saved is spent, and trained on no more.
     assert 18 <= int(found[1]) <= int(found[2]) == 20
     assert Ledger.read(tmp_path / "ledger.jsonl").steps == 20
+    assert "A sharded transformer" in (tmp_path / "report.html").read_text()

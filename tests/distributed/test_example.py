@@ -33,7 +33,10 @@ def run_example(name, folder):
 @pytest.mark.slow
 def test_the_example_of_data_parallel_training(tmp_path):
     shown = run_example("data_parallel.py", tmp_path)
-    assert "20 steps on 2 ranks: epsilon 2.99" in shown
+    accuracy = float(re.search(r"held-out digits: ([\d.]+)%", shown)[1])
+    assert accuracy > 70  # every run draws new noise
+    assert "55 steps: epsilon 2.99" in shown
+    assert "Digits on several ranks" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
@@ -106,9 +105,7 @@ class Training:
         self._model.train()
         count = len(self._samples[0])
         targets = torch.arange(count) % 10
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(), lr=1e-4, momentum=kind.momentum
-        )
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4, momentum=kind.momentum)
         self._fixed = None if kind.is_drawn else (*self._samples, targets)
         dataset = TensorDataset(*self._samples, targets)
         self._engine = None
@@ -173,9 +170,7 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
 

@@ -60,6 +60,8 @@ def refuse_tangled(tree: Any, what: str, *, may_be_cyclic: bool = False) -> None
         what: what the model does with it, for the message.
         may_be_cyclic: whether parts of themselves are understood, and objects are looked into.
     """
+    if isinstance(tree, Tensor):
+        return
     path: list[Any] = [iter((tree,))]
     within: list[int] = [0]
     done: set[int] = set()

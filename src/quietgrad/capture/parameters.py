@@ -327,13 +327,13 @@ class WeightWatch:
 
     def __init__(self, table: ParameterTable, at_rest: AtRest) -> None:
         self._table, self.is_thorough, self._at_rest = table, False, at_rest
-        self._seen: dict[str, tuple[Tensor, int, int]] = {}
+        self._seen: dict[str, tuple[Tensor, tuple[int, int]]] = {}
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
         """A batch is handed out."""
         weights = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
-        self._seen = {n: (w, _count_writes(w), _start_of(w)) for n, w in weights.items()}
+        self._seen = {n: (w, _state_of(w)) for n, w in weights.items()}
         self._stamp = None
 
     def watch(self, *, thorough: bool) -> None:
@@ -349,8 +349,8 @@ class WeightWatch:
 
         If not ``thorough``, only what torch counts is looked at.
         """
-        for name, (weight, version, address) in self._seen.items():
-            if _count_writes(weight) != version or _start_of(weight) != address:
+        for name, (weight, state) in self._seen.items():
+            if _state_of(weight) != state:
                 return name
         verdicts = self.ask_written() if thorough else []
         return next((name for name, is_written in verdicts if is_written), None)
@@ -396,8 +396,9 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 
-def _start_of(tensor: Tensor) -> int:
-    return local_of(tensor.detach()).data_ptr()
+def _state_of(weight: Tensor) -> tuple[int, int]:
+    """How often it was written to, and where its memory begins."""
+    return _count_writes(weight), local_of(weight).data_ptr()
 
 
 def _count_writes(tensor: Tensor) -> int:

@@ -60,7 +60,7 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
-from quietgrad.factors.base import Verdict, without_autocast
+from quietgrad.factors.base import Verdict, ignoring_autocast, without_autocast
 
 if TYPE_CHECKING:
     from quietgrad.capture.compilation import ModelCompiler
@@ -212,7 +212,7 @@ class Capture:
         self._tape = self._make_tape(batch, verify=verify)
         self._tape.collation, self._tape.scale = collation, self.loss_scale
 
-    @without_autocast()
+    @ignoring_autocast
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
         """One backward pass of ``scale * loss_scale * losses[B]``; factors go to ``sink``.
 
@@ -252,12 +252,13 @@ class Capture:
             )
 
     def _look_at(self, losses: Tensor) -> tuple[Graph, bool]:
-        """The graph behind the losses, and whether verifying it takes passes of the model."""
+        """The graph behind the losses, and whether other ranks have to take part in verifying."""
         trained = self.check_trainable_set()
         refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
         self._refuse_written_buffers()
         graph = self._verifier.summarize(self._tape, losses)
-        return graph, self._verifier.wants_passes(self._tape, graph)
+        is_asked = self._world.has_collectives  # others want to know
+        return graph, is_asked and self._verifier.wants_passes(self._tape, graph)
 
     def _verify(self, losses: Tensor, graph: Graph) -> list[Arrival] | None:
         """Refuse what mixes samples; the gradients of all losses, if they were verified."""
@@ -290,7 +291,7 @@ class Capture:
         """Begin one of several recordings, of which others were set aside before."""
         self._begin(batch, verify=verify, collation=collation)
 
-    @without_autocast()
+    @ignoring_autocast
     def set_aside(self, losses: Tensor) -> Tape:
         """Verify the recording under way, as :meth:`backward` does, and hand it out.
 

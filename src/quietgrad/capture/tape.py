@@ -140,6 +140,7 @@ class Tape:
         self._expected: dict[str, int] = {}  # uses whose gradients have not come yet
         self._factors: dict[str, dict[Target, list[Factor]]] = {}
         self._done: set[str] = set()
+        self._waiting: set[str] = set()  # for a later gradient, with factors that may be written to
         self._doubts: list[tuple[str, Verdict]] = []  # whether something was written to
         self._entries: dict[str, Tensor] = {}
         self.derivations: dict[int, Derived] = {}
@@ -480,9 +481,12 @@ class Tape:
         for name in site.names:
             expected[name] = expected.get(name, 0) - 1
         if self.recomputes:
+            self._waiting.update(site.names)
             return  # further uses may appear while segments are recomputed
         for name in site.names:
-            if expected[name] == 0 and name not in self._done:
+            if expected[name] != 0:
+                self._waiting.add(name)
+            elif name not in self._done:
                 self._complete(name)
 
     def _complete(self, name: str) -> None:
@@ -490,8 +494,9 @@ class Tape:
         uses = self._factors.pop(name, None)
         if not uses or self._sink is None:
             return
-        changed = any_of(each.changed() for factors in uses.values() for each in factors)
-        self._refuse_changed(name, changed)
+        if name in self._waiting:
+            changed = any_of(each.changed() for factors in uses.values() for each in factors)
+            self._refuse_changed(name, changed)
         pulled = []
         for target, factors in uses.items():
             factor = factors[0] if len(factors) == 1 else combine(factors)

@@ -18,16 +18,23 @@ from torch import Tensor, nn
 
 from quietgrad.errors import DistributedTrainingError
 
+# Asked for every weight several times in a step. A parameter made of a DTensor is a DTensor.
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
 
 def is_distributed_tensor(tensor: object) -> bool:
     """Whether it is a DTensor; asked without importing them, which takes seconds."""
+    if type(tensor) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_of(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, in the same memory."""
-    local: Tensor = tensor._local_tensor if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
+    if type(tensor) in _PLAIN or not is_distributed_tensor(tensor):
+        return tensor
+    local: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return local
 
 

@@ -216,6 +216,7 @@ class ShardedSums(Sums):
     """
 
     can_redo = False
+    has_order = True
 
     def __init__(
         self,

@@ -364,7 +364,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             if self._runner is not None:
                 raise EngineStateError(
                     "backward() in a pipeline: call engine.run(x, target=y), on all ranks, which "
@@ -404,7 +404,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             runner = self._require_runner()
             with self._batch.adding() as size:
                 self._batch.sums.is_torn = True  # a run that is cut short is not taken up again
@@ -429,7 +429,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             self._world.call = "step()"
             self._release_batch(self._batch.require_complete())
 
@@ -702,6 +702,10 @@ class PrivacyEngine:
 
     def _require_usable(self) -> None:
         refuse_compiled_caller()
+        self._require_ready()
+
+    def _require_ready(self) -> None:
+        """The same where the caller is known to be no compiled code."""
         self._update.revoke_step()
         refuse_distributed(ranks=self._world.size)  # a process group may come later, or end
         self._require_attached()

@@ -81,7 +81,8 @@ def check_sums(
     squares: list[float] = [sum(next(norms) ** 2 for _ in totals) for totals in present]
     *squares, count = world.add_parts([*squares, samples])
     for group, totals, square in zip(groups, present, squares, strict=True):
-        rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
+        types = {total.dtype for total in totals}
+        rounding = _ROUNDING + 16 * max((torch.finfo(each).eps for each in types), default=0.0)
         norm = square**0.5
         bound = count * clipping.bound(group.radius)
         if not norm <= bound * (1 + rounding):  # also if it is no number
@@ -238,6 +239,9 @@ class Radii:
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """In the type and the layout of the parameter: fused optimizers rely on them."""
+    if type(parameter) is nn.Parameter and gradient.dtype == parameter.dtype:
+        if gradient.shape == parameter.shape and gradient.stride() == parameter.stride():
+            return gradient  # as most are
     gradient, local = like_parameter(parameter, gradient), local_of(parameter.detach())
     if gradient.dtype != local.dtype or gradient.stride() != local.stride():
         gradient = torch.empty_like(local, requires_grad=False).copy_(gradient)
@@ -337,12 +341,15 @@ class NoisyUpdate:
             self._is_due = True
             self._optimizer.step()
         finally:
-            self.clear()
+            self._clear(self._trained)
 
     def clear(self) -> None:
         """Leave no gradient behind, and no leave to apply one that an interrupt may have left."""
+        self._clear(self._parameters)
+
+    def _clear(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._is_due = False
-        for parameter in self._parameters.values():
+        for parameter in parameters.values():
             parameter.grad = None
 
     def revoke_step(self) -> None:

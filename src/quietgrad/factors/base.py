@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, wraps
+from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 # Errors of a sum, in units of epsilon times the magnitude of its parts; and the share of that
 # magnitude below which a norm is small enough for them to matter.
 _ROUNDING_ERRORS, _SMALL = 4.0, 0.03
+
+_Given, _Made = ParamSpec("_Given"), TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,19 @@ def without_autocast() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def ignoring_autocast(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """A function that runs :func:`without_autocast`; mostly there is none to leave."""
+
+    @wraps(function)
+    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        with without_autocast():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @cache
@@ -205,7 +221,8 @@ class RawNorms(NamedTuple):
     @property
     def sizes(self) -> Hashable:
         """Equal for those whose tensors can be stacked."""
-        return self.are_parts, *((self.shape_of(t), t.dtype, t.device) for t in self.tensors)
+        first = 0 if self.joined is None else 1
+        return self.are_parts, *[(t.shape[first:], t.dtype, t.device) for t in self.tensors]
 
     @property
     def run(self) -> Hashable:
@@ -219,7 +236,7 @@ class RawNorms(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of the tensors: they are held until norms are made of them, or copied then."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum([tensor.nbytes for tensor in self.tensors])
 
     def compute(self) -> Tensor:
         """Of this factor alone, ``[B]``, corrected."""
@@ -411,7 +428,7 @@ class Stamp:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self.tensors, self._versions = tensors, [*map(version_of, tensors)]
+        self.tensors, self._versions = tensors, _versions_of(tensors)
         self._contents: list[Tensor] | Tensor | None = None
 
     def seal(self) -> None:
@@ -420,7 +437,7 @@ class Stamp:
 
     def differs(self) -> Verdict:
         """Whether one of them has been written to by now."""
-        if self._versions != [*map(version_of, self.tensors)]:
+        if self._versions != _versions_of(self.tensors):
             return True
         return self._contents is not None and any_of(self.compare_contents())
 
@@ -573,10 +590,22 @@ def version_of(tensor: Tensor) -> int:
         return 0
 
 
+_version = attrgetter("_version")
+
+
+def _versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """The same of several, asked without a call of Python for each where that will do."""
+    try:
+        return [*map(_version, tensors)]
+    except RuntimeError:
+        return [*map(version_of, tensors)]
+
+
 def writable(total: Tensor) -> Tensor:
     """``total``, or a copy of it if several of its entries share their memory."""
-    shared = any(
-        size > 1 and not stride for size, stride in zip(total.shape, total.stride(), strict=True)
+    strides = total.stride()
+    shared = 0 in strides and any(
+        size > 1 and not stride for size, stride in zip(total.shape, strides, strict=True)
     )
     return total.contiguous() if shared else total
 

@@ -55,6 +55,11 @@ class ParameterTable:
 
     def target(self, parameter: nn.Parameter) -> ParameterTarget:
         """The managed parameter behind a tensor seen in an operation."""
+        holder = self._holders.get(id(parameter))
+        if holder is not None and holder[0]._parameters.get(holder[1]) is parameter:
+            known = self._targets.get(holder[2])  # as in nearly every call
+            if known is not None:
+                return known
         name = self._name_of(parameter) or self._refreshed_name_of(parameter)
         if name is None:
             raise UnsupportedOperationError(
@@ -115,6 +120,8 @@ class _Tree:
     def __init__(self, *kinds: str) -> None:
         self._of_module = itemgetter(*kinds)  # in one call for each module
         self._modules: list[dict[str, Any]] = []
+        self._of_kind: list[nn.Module] = []
+        self._kinds: list[type] = []
         self._held: list[Any] = []
         self._holders: list[dict[str, Any]] = []
         self._names: list[str] = []
@@ -125,6 +132,7 @@ class _Tree:
     def add(self, module: nn.Module) -> None:
         """A module of the model."""
         self._modules.append(vars(module))
+        self._of_kind.append(module)
 
     def note_all(self) -> None:
         """All modules were added."""
@@ -133,6 +141,7 @@ class _Tree:
         self._names, self._sizes = [*chain.from_iterable(self._holders)], [*map(len, self._holders)]
         self._tensors = [each for each in self._held if isinstance(each, Tensor)]
         self._are_trained = [*map(_is_trained, self._tensors)]
+        self._kinds = [*map(type, self._of_kind)]
 
     def is_unchanged(self) -> bool:
         """Whether names, tensors, modules and what is trainable are those of then."""
@@ -145,6 +154,10 @@ class _Tree:
             and all(map(is_, chain.from_iterable(map(dict.values, holders)), self._held))
             and self._names == [*chain.from_iterable(holders)]
         )
+
+    def is_of_same_kinds(self) -> bool:
+        """Whether modules are of the classes of then, besides: ``fully_shard`` gives them others."""
+        return self._kinds == [*map(type, self._of_kind)] and self.is_unchanged()
 
     def _find_holders(self) -> list[dict[str, Any]]:
         """The dictionaries of the modules themselves, which may be replaced, too."""
@@ -231,6 +244,32 @@ class _Seen:
         if self.value is not None:
             with torch.no_grad():
                 local_of(self.buffer).resize_(self.value.shape).copy_(self.value)
+
+
+class Placement:
+    """Tells whether a model consists of the modules and tensors that it did when they were judged.
+
+    Args:
+        model: is judged now.
+        judge: refuses what cannot be trained here.
+    """
+
+    def __init__(self, model: nn.Module, judge: Callable[[], None]) -> None:
+        self._model, self._judge = model, judge
+        self._tree = self._look()
+
+    def require_same(self) -> None:
+        """If it does not, it is judged again."""
+        if not self._tree.is_of_same_kinds():
+            self._tree = self._look()
+
+    def _look(self) -> _Tree:
+        self._judge()
+        tree = _Tree(*_OF_ALL)
+        for module in self._model.modules():
+            tree.add(module)
+        tree.note_all()
+        return tree
 
 
 class BufferWatch:
@@ -398,6 +437,8 @@ def _address(tensor: Tensor) -> int:
 
 def _state_of(weight: Tensor) -> tuple[int, int]:
     """How often it was written to, and where its memory begins."""
+    if type(weight) is nn.Parameter and not weight.is_inference():
+        return weight._version, weight.data_ptr()
     return _count_writes(weight), local_of(weight).data_ptr()
 
 

@@ -8,7 +8,7 @@ whether a model is at rest or not is no change of its weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,6 +28,11 @@ def is_distributed_tensor(tensor: object) -> bool:
         return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def are_local(tensors: Sequence[Tensor]) -> bool:
+    """Whether none of them is spread over ranks."""
+    return _PLAIN.issuperset(map(type, tensors)) or not any(map(is_distributed_tensor, tensors))
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from quietgrad._checks import require_count
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.compiled import original, refuse_compiled_caller
+from quietgrad.capture.parameters import Placement
 from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
@@ -196,7 +197,10 @@ class PrivacyEngine:
             if stages is None
             else Stages(stages, is_seeded=is_seeded)
         )
-        refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
+        self._placement = Placement(
+            model,
+            lambda: refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives),
+        )
         check_optimizer(optimizer)
         schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
@@ -721,8 +725,7 @@ class PrivacyEngine:
 
     def _require_in_place(self) -> None:
         """Refuse a model that was wrapped or sharded after the engine was made."""
-        is_sharded = self._world.has_collectives
-        refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+        self._placement.require_same()
 
     def _require_attached(self) -> None:
         if not self._attached:

@@ -239,9 +239,9 @@ class Radii:
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """In the type and the layout of the parameter: fused optimizers rely on them."""
-    if type(parameter) is nn.Parameter and gradient.dtype == parameter.dtype:
-        if gradient.shape == parameter.shape and gradient.stride() == parameter.stride():
-            return gradient  # as most are
+    is_alike = gradient.dtype == parameter.dtype and gradient.shape == parameter.shape
+    if is_alike and type(parameter) is nn.Parameter and gradient.stride() == parameter.stride():
+        return gradient  # as most are
     gradient, local = like_parameter(parameter, gradient), local_of(parameter.detach())
     if gradient.dtype != local.dtype or gradient.stride() != local.stride():
         gradient = torch.empty_like(local, requires_grad=False).copy_(gradient)

@@ -128,7 +128,7 @@ def output_buffer(total: Tensor) -> Tensor:
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
     """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
-    return list(_pack(map(_piece_of, totals, rooms)))
+    return list(_pack([*map(_piece_of, totals, rooms)]))
 
 
 def _piece_of(total: Tensor, room: Tensor) -> Piece:

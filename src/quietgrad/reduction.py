@@ -70,7 +70,7 @@ class Sums(dict[str, Tensor]):
         known = [name for name in shares if name in self]
         if known:
             torch._foreach_add_([self[name] for name in known], [shares[n] for n in known])
-        self.update((name, share) for name, share in shares.items() if name not in self)
+        self.update({name: share for name, share in shares.items() if name not in self})
 
     def order(self, name: str) -> int:
         """The place of a parameter among those that are added last: any, as far as it matters."""
@@ -132,7 +132,8 @@ class Bulk:
                 self._single[i] = norms
                 continue
             if norms is not last[0]:  # several parameters may have one for all of them
-                last = norms, kinds.setdefault(norms.kind, {}).setdefault(norms.run, [])
+                kind, run = norms.places
+                last = norms, kinds.setdefault(kind, {}).setdefault(run, [])
             last[1].append(i)
         self.stacks: list[tuple[list[int], StackedNorms]] = []
         for alike in kinds.values():

@@ -156,8 +156,7 @@ class Frame:
     __slots__ = ("checkpoint", "path", "seen")
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.checkpoint = current_checkpoint()
+        self.path, self.checkpoint = path, current_checkpoint()
         self.seen: dict[tuple[str, str], int] = {}
 
 
@@ -221,7 +220,7 @@ class Call:
 
     def value(self, tensor: Any) -> Any:
         """A managed tensor cut off from autograd; anything else unchanged."""
-        return tensor.detach() if self.is_managed(tensor) else tensor
+        return tensor if self._target_of(tensor) is None else tensor.detach()
 
     def watch(
         self,

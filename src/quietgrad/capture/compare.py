@@ -94,6 +94,8 @@ def _tangled_refusal(what: str, found: str) -> UnsupportedOperationError:
 def _children(tree: Any) -> list[Any]:
     if isinstance(tree, (list, tuple)):
         return list(tree)
+    if isinstance(tree, Tensor):
+        return []
     if isinstance(tree, Mapping):
         return list(tree.values())
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):

@@ -156,7 +156,7 @@ class _Tree:
         )
 
     def is_of_same_kinds(self) -> bool:
-        """Whether modules are of the classes of then, besides: ``fully_shard`` gives them others."""
+        """Whether modules are of the classes of then, too: ``fully_shard`` gives them others."""
         return self._kinds == [*map(type, self._of_kind)] and self.is_unchanged()
 
     def _find_holders(self) -> list[dict[str, Any]]:

@@ -269,7 +269,8 @@ class Capture:
         if (name := self._find_asked()) is not None:
             raise raw_data_refusal(name)
         self.picks_rows = tape.selects_rows or tape.has_owned_rows()
-        self._provenance.watch.begin()  # verification writes buffers, and puts them back
+        if tape.phase is not TapePhase.FORWARD:  # verification writes buffers, and puts them back
+            self._provenance.watch.begin()
         if whole is not None and self._verifier.is_decisive:
             self.on_verified(tape.batch)
         return whole
@@ -422,8 +423,10 @@ class Capture:
         outermost = not frames
         if outermost:
             self._handled = sys.exception()  # of whatever the model is called in
-        frames.append(Frame(path))
-        self._tape.is_checkpointed |= frames[-1].checkpoint is not None
+        frame = Frame(path)
+        frames.append(frame)
+        if frame.checkpoint is not None:
+            self._tape.is_checkpointed = True
         has_gradients = torch.is_grad_enabled()
         if outermost and (has_gradients or self._is_out) and self._when():
             self._stay_outermost(module)
@@ -436,7 +439,7 @@ class Capture:
         if not has_gradients and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes |= not outermost or _is_trainable(module)
-        if self._is_capturing:
+        if self._is_capturing and isinstance(module, nn.SyncBatchNorm):
             check_module(module, path)
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -457,7 +460,7 @@ class Capture:
             if failed and isinstance(sys.exception(), QuietgradError):
                 self.rest()
             self._end_call(output, failed=failed)
-        if captured and output is not None:
+        if captured and output is not None and module._buffers:
             check_replaced_buffers(module, self._tape)
 
     def _end_call(self, output: Any, *, failed: bool = False) -> None:

@@ -216,7 +216,14 @@ class RawNorms(NamedTuple):
     @property
     def kind(self) -> Hashable:
         """Equal for those whose norms can be computed together."""
-        return self.stacked, self.stacked.kind_of(self)
+        return self.places[0]
+
+    @property
+    def places(self) -> tuple[Hashable, Hashable]:
+        """:attr:`kind` and :attr:`run`."""
+        sizes = self.sizes
+        run = type(self.factor), sizes, None if self.joined is None else id(self.factor)
+        return (self.stacked, self.stacked.kind_of(self, sizes)), run
 
     @property
     def sizes(self) -> Hashable:
@@ -227,7 +234,7 @@ class RawNorms(NamedTuple):
     @property
     def run(self) -> Hashable:
         """Equal for those that come one after the other among those of a kind."""
-        return type(self.factor), self.sizes, None if self.joined is None else id(self.factor)
+        return self.places[1]
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
         """That of one parameter's, whether they are joined or not."""
@@ -273,9 +280,9 @@ class StackedNorms(ABC):
         return self.factors[place].select(slice(first, first + 1))
 
     @staticmethod
-    def kind_of(raw: RawNorms) -> Hashable:
-        """Equal for those that can be given to one of these together."""
-        return raw.sizes
+    def kind_of(raw: RawNorms, sizes: Hashable) -> Hashable:
+        """Equal for those that can be given to one of these together; ``sizes`` are its own."""
+        return sizes
 
     def _join(self, found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
         """The tensors of all, which come in runs."""
@@ -328,8 +335,7 @@ class Factor(ABC):
 
     def held_bytes(self) -> int:
         """The size of those tensors."""
-        tensors = (tensor for stamp in self.stamps() for tensor in stamp.tensors)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum([tensor.nbytes for stamp in self.stamps() for tensor in stamp.tensors])
 
     def seal(self) -> None:
         """From here on also find writes that torch does not count; costs a pass."""
@@ -480,7 +486,13 @@ class TensorFactor(Factor):
 
     def __init__(self, values: Tensor, *others: Tensor) -> None:
         self._values, self._stamp = values, Stamp(values, *others)
-        self.is_half = any(map(is_half, self._stamp.tensors))
+        self.is_half = not _HALF.isdisjoint([t.dtype for t in self._stamp.tensors])
+        self._bytes: int | None = None
+
+    def held_bytes(self) -> int:
+        if self._bytes is None:  # asked several times, or never
+            self._bytes = sum([tensor.nbytes for tensor in self._stamp.tensors])
+        return self._bytes
 
     def stamps(self) -> Iterable[Stamp]:
         return (self._stamp,)

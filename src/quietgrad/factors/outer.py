@@ -251,7 +251,7 @@ class SmallGramNorms(GramNorms):
     has_sums = True
 
     @staticmethod
-    def kind_of(raw: RawNorms) -> Hashable:
+    def kind_of(raw: RawNorms, sizes: Hashable) -> Hashable:
         tensor = raw.tensors[0]
         return raw.shape_of(tensor)[:2], tensor.dtype, tensor.device
 

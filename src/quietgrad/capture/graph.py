@@ -65,7 +65,7 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
         labels = [label]
         for child, nr in node.next_functions:
             if child is not None:
-                kind = _kind_of(type(child))
+                kind = _kind_of(type(child))  # type: ignore[arg-type]
                 labels.append(_label(child, batch, nr) if kind.has_label else kind.name)
                 if child not in seen:
                     seen.add(child)

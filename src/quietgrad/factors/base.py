@@ -20,7 +20,8 @@ from torch import Tensor
 # magnitude below which a norm is small enough for them to matter.
 _ROUNDING_ERRORS, _SMALL = 4.0, 0.03
 
-_Given, _Made = ParamSpec("_Given"), TypeVar("_Made")
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)

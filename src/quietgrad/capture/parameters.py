@@ -32,22 +32,25 @@ class ParameterTable:
 
     Wrappers may swap the Parameter object under a name between forwards; what counts is the module
     attribute, so every answer is checked against it and the table is rebuilt when it is stale.
+
+    Attributes:
+        tree: tells when it is.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._canonical = _canonical_names(model)
-        self._found, self._tree = dict[str, nn.Parameter](), _Tree(*_OF_PARAMETERS)
+        self.tree, self._seen = ModelTree(model), -1
+        self._found: dict[str, nn.Parameter] = {}
         self._own_names: dict[int, str] = {}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
         self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
-        if not self._tree.is_unchanged():
-            self._found, self._tree = {}, _Tree(*_OF_PARAMETERS)
-            _collect(self._model, "", self._found, set(), self._tree)
-            self._tree.note_all()
+        if self._seen != (now := self.tree.look()):
+            self._found, self._seen = {}, now
+            _collect(self._model, "", self._found, set())
             # A module may have moved to another place with its parameters: it has another name.
             self._own_names = {id(parameter): name for name, parameter in self._found.items()}
             self._holders = {}
@@ -110,58 +113,62 @@ class ParameterTable:
 
 
 _is_trained = attrgetter("requires_grad")
-_OF_PARAMETERS = ("_parameters", "_modules")
-_OF_ALL = ("_buffers", "_parameters", "_modules")
+_holders_of = itemgetter("_buffers", "_parameters", "_modules")  # in one call for each module
 
 
-class _Tree:
-    """Where modules hold tensors and other modules, to be compared: that is done often."""
+class ModelTree:
+    """Where a model holds tensors and modules, compared with where it did: that is done often.
 
-    def __init__(self, *kinds: str) -> None:
-        self._of_module = itemgetter(*kinds)  # in one call for each module
-        self._modules: list[dict[str, Any]] = []
-        self._of_kind: list[nn.Module] = []
-        self._kinds: list[type] = []
-        self._held: list[Any] = []
-        self._holders: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._sizes: list[int] = []
-        self._tensors: list[Tensor] = []
-        self._are_trained: list[bool] | None = None
+    What is derived from it holds as long as :meth:`look` gives the same number. As a context, in
+    which nothing of the user's runs, it looks once.
+    """
 
-    def add(self, module: nn.Module) -> None:
-        """A module of the model."""
-        self._modules.append(vars(module))
-        self._of_kind.append(module)
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._number, self._is_known = model, 0, False
+        self._note()
 
-    def note_all(self) -> None:
-        """All modules were added."""
+    def look(self) -> int:
+        """How often the model was found changed."""
+        if not (self._is_known or self._is_unchanged()):
+            self._note()
+            self._number += 1
+        return self._number
+
+    def __enter__(self) -> None:
+        self.look()
+        self._is_known = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_known = False
+
+    def _note(self) -> None:
+        self._modules = [*self._model.modules()]
+        self._kinds, self._attributes = [*map(type, self._modules)], [*map(vars, self._modules)]
         self._holders = self._find_holders()
         self._held = [each for holder in self._holders for each in holder.values()]
         self._names, self._sizes = [*chain.from_iterable(self._holders)], [*map(len, self._holders)]
         self._tensors = [each for each in self._held if isinstance(each, Tensor)]
         self._are_trained = [*map(_is_trained, self._tensors)]
-        self._kinds = [*map(type, self._of_kind)]
 
-    def is_unchanged(self) -> bool:
-        """Whether names, tensors, modules and what is trainable are those of then."""
+    def _is_unchanged(self) -> bool:
+        """Whether names, tensors, modules, their classes and what is trainable are those of then.
+
+        ``fully_shard`` gives modules other classes.
+        """
         holders = self._find_holders()
         # By identity: tensors are not to be compared by value. Equal sizes make the runs as long.
         return (
             self._are_trained == [*map(_is_trained, self._tensors)]
+            and self._kinds == [*map(type, self._modules)]
             and all(map(is_, holders, self._holders))
             and self._sizes == [*map(len, holders)]
             and all(map(is_, chain.from_iterable(map(dict.values, holders)), self._held))
             and self._names == [*chain.from_iterable(holders)]
         )
 
-    def is_of_same_kinds(self) -> bool:
-        """Whether modules are of the classes of then, too: ``fully_shard`` gives them others."""
-        return self._kinds == [*map(type, self._of_kind)] and self.is_unchanged()
-
     def _find_holders(self) -> list[dict[str, Any]]:
         """The dictionaries of the modules themselves, which may be replaced, too."""
-        return [*chain.from_iterable(map(self._of_module, self._modules))]
+        return [*chain.from_iterable(map(_holders_of, self._attributes))]
 
 
 def _collect(
@@ -169,11 +176,9 @@ def _collect(
     prefix: str,
     found: dict[str, nn.Parameter],
     seen: set[int],
-    tree: _Tree,
 ) -> None:
     """What ``named_parameters`` gives, in its order, in a fraction of the time."""
     seen.add(id(module))
-    tree.add(module)
     for attribute, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
@@ -181,7 +186,7 @@ def _collect(
                 found[prefix + attribute] = parameter
     for name, child in module._modules.items():
         if child is not None and id(child) not in seen:
-            _collect(child, f"{prefix}{name}.", found, seen, tree)
+            _collect(child, f"{prefix}{name}.", found, seen)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -246,32 +251,6 @@ class _Seen:
                 local_of(self.buffer).resize_(self.value.shape).copy_(self.value)
 
 
-class Placement:
-    """Tells whether a model consists of the modules and tensors that it did when they were judged.
-
-    Args:
-        model: is judged now.
-        judge: refuses what cannot be trained here.
-    """
-
-    def __init__(self, model: nn.Module, judge: Callable[[], None]) -> None:
-        self._model, self._judge = model, judge
-        self._tree = self._look()
-
-    def require_same(self) -> None:
-        """If it does not, it is judged again."""
-        if not self._tree.is_of_same_kinds():
-            self._tree = self._look()
-
-    def _look(self) -> _Tree:
-        self._judge()
-        tree = _Tree(*_OF_ALL)
-        for module in self._model.modules():
-            tree.add(module)
-        tree.note_all()
-        return tree
-
-
 class BufferWatch:
     """Finds the buffers that were written by a route that no operation on tensors shows.
 
@@ -281,9 +260,10 @@ class BufferWatch:
     that shares their memory is not counted.
     """
 
-    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
-        self._model, self._at_rest = model, at_rest
-        self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree(*_OF_ALL)
+    def __init__(self, model: nn.Module, at_rest: AtRest, tree: ModelTree) -> None:
+        self._model, self._at_rest, self._tree = model, at_rest, tree
+        self._found: list[tuple[_Place, Tensor]] = []
+        self._found_at = -1
         self._seen: dict[tuple[nn.Module, str], _Seen] = {}
         self._names: dict[int, str] = {}
 
@@ -340,10 +320,9 @@ class BufferWatch:
         return first
 
     def _held(self) -> list[tuple[_Place, Tensor]]:
-        if not self._tree.is_unchanged():
-            self._found, self._tree = [], _Tree(*_OF_ALL)
+        if self._found_at != (now := self._tree.look()):
+            self._found, self._found_at = [], now
             for path, module in self._model.named_modules():
-                self._tree.add(module)
                 for holder in (module._buffers, module._parameters):
                     for attribute, held in holder.items():
                         # Weights in training are the user's to load: what data may write to them
@@ -351,7 +330,6 @@ class BufferWatch:
                         if held is not None and not held.requires_grad:
                             held = self._at_rest(held)
                             self._found.append((_Place(module, attribute, path, holder), held))
-            self._tree.note_all()
         return self._found
 
 
@@ -396,10 +374,10 @@ class WeightWatch:
 
     def find_moved(self, now: Mapping[str, nn.Parameter]) -> tuple[str, str] | None:
         """A name that a weight has lost since, and its name ``now``; None if all have theirs."""
-        if all(now.get(name) is weight for name, (weight, *_) in self._seen.items()):
+        if not [name for name, (weight, _) in self._seen.items() if now.get(name) is not weight]:
             return None
         names = {id(weight): name for name, weight in now.items()}
-        pairs = ((name, names.get(id(weight), name)) for name, (weight, *_) in self._seen.items())
+        pairs = ((name, names.get(id(weight), name)) for name, (weight, _) in self._seen.items())
         return next(((before, after) for before, after in pairs if before != after), None)
 
     def ask_written(self) -> list[tuple[str, Verdict]]:
@@ -459,14 +437,16 @@ class Provenance:
     Args:
         model: what holds them.
         at_rest: gives the shard of a weight that is gathered just now; anything else as it is.
+        tree: of the model.
 
     Attributes:
         watch: finds writes to buffers that no operation shows.
         at_rest: as passed.
     """
 
-    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
-        self.watch, self.at_rest, self._model = BufferWatch(model, at_rest), at_rest, model
+    def __init__(self, model: nn.Module, at_rest: AtRest, tree: ModelTree) -> None:
+        self.watch, self.at_rest = BufferWatch(model, at_rest, tree), at_rest
+        self._model = model
         self._buffers = {id(buffer): buffer for buffer in model.buffers()}
         self._originals = {
             (module, attribute): (buffer, f"{path}.{attribute}" if path else attribute)

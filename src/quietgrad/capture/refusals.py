@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quietgrad.capture.call import Call
     from quietgrad.capture.tape import Tape
 
+_HAS_GROUPS = dist.is_available()
 _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
 _NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
 
@@ -44,7 +45,7 @@ def refuse_distributed(
         ranks: how many there are supposed to be.
         is_sharded: whether ``fully_shard`` may have spread it.
     """
-    is_group = dist.is_available() and dist.is_initialized()
+    is_group = _HAS_GROUPS and dist.is_initialized()
     found = dist.get_world_size() if is_group else 1
     if found != ranks:
         raise DistributedTrainingError(
@@ -56,7 +57,7 @@ def refuse_distributed(
             if is_group
             else "End it after training.",
         )
-    if not isinstance(model, nn.Module):
+    if model is None or not isinstance(model, nn.Module):
         return
     anew = "Build the model anew without it: each rank needs a whole copy (docs/distributed.md)."
     for path, module in model.named_modules():

@@ -101,10 +101,13 @@ class ModelCall:
         snapshot: bool,
     ) -> ModelCall:
         """A call that is about to be made; with a ``snapshot`` whatever it writes is known."""
-        refuse_tangled((args, kwargs), "is called with")
+        is_flat = not kwargs and not [part for part in args if not isinstance(part, Tensor)]
+        if not is_flat:
+            refuse_tangled((args, kwargs), "is called with")
         random = RandomState(devices, foreign=snapshot)
         state = ModelState(model) if snapshot else None
-        given = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
+        found = args if is_flat else tensors_in((args, kwargs))
+        given = [(t, version_of(t)) for t in found]
         if snapshot:
             args, kwargs = copy_arguments((args, kwargs))
         types = ("cpu", *{device.type for device in devices})

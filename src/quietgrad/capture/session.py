@@ -103,7 +103,8 @@ class Capture:
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._layouts, self._provenance = LayoutTable(), Provenance(model, self._world.at_rest)
+        self._layouts = LayoutTable()
+        self._provenance = Provenance(model, self._world.at_rest, self.parameters.tree)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
         self._provenance.note_held(held)
         self._tape = self._make_tape(1)
@@ -253,9 +254,10 @@ class Capture:
 
     def _look_at(self, losses: Tensor) -> tuple[Graph, bool]:
         """The graph behind the losses, and whether other ranks have to take part in verifying."""
-        trained = self.check_trainable_set()
-        refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
-        self._refuse_written_buffers()
+        with self.parameters.tree:
+            trained = self.check_trainable_set()
+            refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
+            self._refuse_written_buffers()
         graph = self._verifier.summarize(self._tape, losses)
         is_asked = self._world.has_collectives  # others want to know
         return graph, is_asked and self._verifier.wants_passes(self._tape, graph)
@@ -277,8 +279,9 @@ class Capture:
 
     def _refuse_escaped(self) -> None:
         """What a backward pass wrote besides what was clipped."""
-        self._refuse_written_buffers()
-        refuse_escaped_gradients(self.parameters.trainable())
+        with self.parameters.tree:
+            self._refuse_written_buffers()
+            refuse_escaped_gradients(self.parameters.trainable())
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters.trainable().values():
@@ -384,6 +387,13 @@ class Capture:
         """Its next micro-batch is handed out, if nothing was written since."""
         self.require_unwritten(thorough=thorough)
         self._weights.watch(thorough=thorough)
+
+    def require_intact(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters, if they are those of before and nothing was written."""
+        with self.parameters.tree:
+            trained = self.check_trainable_set()
+            self.require_unwritten()
+        return trained
 
     def require_unwritten(self, *, thorough: bool = True) -> None:
         """Refuse buffers and weights that were written while the samples of a batch were out."""

@@ -117,13 +117,13 @@ class Shards(Replicas):
     def new_sums(
         self,
         plain: type[Sums],
-        trained: Mapping[str, nn.Parameter],
+        trained: Callable[[], Mapping[str, nn.Parameter]],
         groups: Sequence[Group],
     ) -> Sums:
         """To which clipped sums of whole gradients are added."""
         by_module = self._sharded.list_groups()
         return ShardedSums(
-            {n: self.at_rest(p) for n, p in trained.items()}, groups, by_module, self
+            {n: self.at_rest(p) for n, p in trained().items()}, groups, by_module, self
         )
 
     def scatter(self, parameters: Sequence[Any], wholes: Sequence[Tensor]) -> list[Tensor]:

@@ -148,14 +148,14 @@ class World:
     def new_sums(
         self,
         plain: type[Sums],
-        trained: Mapping[str, nn.Parameter],
+        trained: Callable[[], Mapping[str, nn.Parameter]],
         groups: Sequence[Group],
     ) -> Sums:
         """To which the clipped sums of this rank's samples are added.
 
         Args:
             plain: those of one process.
-            trained: parameters by name.
+            trained: gives parameters by name.
             groups: of parameters that are clipped together.
         """
         return plain()

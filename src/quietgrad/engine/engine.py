@@ -17,7 +17,6 @@ from quietgrad._checks import require_count
 from quietgrad.accounting.events import Adjacency
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.compiled import original, refuse_compiled_caller
-from quietgrad.capture.parameters import Placement
 from quietgrad.capture.refusals import refuse_distributed
 from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
@@ -197,10 +196,7 @@ class PrivacyEngine:
             if stages is None
             else Stages(stages, is_seeded=is_seeded)
         )
-        self._placement = Placement(
-            model,
-            lambda: refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives),
-        )
+        refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
         check_optimizer(optimizer)
         schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
@@ -303,11 +299,12 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(
-            self._radii.limits, lambda: world.new_sums(Sums, self._trained(), self.groups)
+            self._radii.limits, lambda: world.new_sums(Sums, self._trained, self.groups)
         )
         self._capture = Capture(
             model, when=lambda: model.training, world=world, backend=check_backend(compile)
         )
+        self._placed = self._capture.parameters.tree.look()  # when it was last judged
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         parts = self._state, self._batch, self._capture, schedule
@@ -725,7 +722,10 @@ class PrivacyEngine:
 
     def _require_in_place(self) -> None:
         """Refuse a model that was wrapped or sharded after the engine was made."""
-        self._placement.require_same()
+        if self._placed != (now := self._capture.parameters.tree.look()):
+            is_sharded = self._world.has_collectives
+            refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+            self._placed = now
 
     def _require_attached(self) -> None:
         if not self._attached:
@@ -740,8 +740,7 @@ class PrivacyEngine:
         ):
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
-                trained = self._capture.check_trainable_set()
-                self._capture.require_unwritten()
+                trained = self._capture.require_intact()
                 self._update.require_same_parameters(trained)
                 if not self._world.has_collectives:
                     self._check_sums(batch.size)

@@ -174,13 +174,16 @@ class Radii:
         self.groups, self._clipping = tuple(groups), clipping
         self._elsewhere = None if everywhere is None else tuple(everywhere)
         self._adaptive, self._batch_size = adaptive, batch_size
+        self._sensitivity: float | None = None  # of these radii, once it was asked for
         if adaptive is not None:
             adaptive.require_decisive(clipping)
 
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum."""
-        return sensitivity(self.everywhere, self._clipping)
+        if self._sensitivity is None:
+            self._sensitivity = sensitivity(self.everywhere, self._clipping)
+        return self._sensitivity
 
     @property
     def everywhere(self) -> tuple[Group, ...]:
@@ -234,6 +237,7 @@ class Radii:
     def load(self, radii: Sequence[float]) -> None:
         """Go on with these radii."""
         pairs = zip(self.groups, radii, strict=True)
+        self._sensitivity = None
         self.groups = tuple(replace(group, radius=radius) for group, radius in pairs)
 
 

@@ -308,11 +308,12 @@ class Call:
                 "captured. Checkpoint a module that owns the parameter, as in "
                 "checkpoint(self.block, x, use_reentrant=False)."
             )
-        operation = self.prefix + self.name
-        if names not in self._ordinals:
-            ordinal = self._ordinals[names] = self._frame.seen.get((operation, names), 0)
-            self._frame.seen[operation, names] = ordinal + 1
-        key = SiteKey(self._frame.path, operation, names, self._ordinals[names], label, len(shape))
+        operation, ordinal = self.prefix + self.name, self._ordinals.get(names)
+        if ordinal is None:
+            seen = self._frame.seen
+            ordinal = self._ordinals[names] = seen.get((operation, names), 0)
+            seen[operation, names] = ordinal + 1
+        key = SiteKey(self._frame.path, operation, names, ordinal, label, len(shape))
         return self._tape.add_site(key, shape, range(dims), uses, used)
 
     def _where(self) -> str:

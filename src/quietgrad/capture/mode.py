@@ -375,7 +375,12 @@ def _is_ordinary(func: Callable[..., Any]) -> bool | None:
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     found: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(value)
+        elif kind in _NUMBERS:
+            continue
+        elif isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from quietgrad.capture.call import ParameterTarget
 from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
-from quietgrad.distributed.sharding import local_of
+from quietgrad.distributed.sharding import are_local, local_of
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Stamp, Verdict, version_of
+from quietgrad.factors.base import Stamp, Verdict, version_of, versions_of
 
 AtRest = Callable[[Tensor], Tensor]
 
@@ -344,20 +344,21 @@ class WeightWatch:
 
     def __init__(self, table: ParameterTable, at_rest: AtRest) -> None:
         self._table, self.is_thorough, self._at_rest = table, False, at_rest
-        self._seen: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+        self._seen: dict[str, Tensor] = {}
+        self._states: list[tuple[int, ...]] = []
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
         """A batch is handed out."""
-        weights = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
-        self._seen = {n: (w, _state_of(w)) for n, w in weights.items()}
+        self._seen = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
+        self._states = _states_of([*self._seen.values()])
         self._stamp = None
 
     def watch(self, *, thorough: bool) -> None:
         """A micro-batch is handed out. If ``thorough``, writes that torch does not count show."""
         self.is_thorough = thorough
         if thorough and self._stamp is None:
-            held = (local_of(weight.detach()) for weight, *_ in self._seen.values())
+            held = (local_of(weight.detach()) for weight in self._seen.values())
             self._stamp = Stamp(*held)
             self._stamp.seal()
 
@@ -366,18 +367,19 @@ class WeightWatch:
 
         If not ``thorough``, only what torch counts is looked at.
         """
-        for name, (weight, state) in self._seen.items():
-            if _state_of(weight) != state:
-                return name
+        states = _states_of([*self._seen.values()])
+        if states != self._states:
+            pairs = zip(self._seen, states, self._states, strict=True)
+            return next(name for name, now, before in pairs if now != before)
         verdicts = self.ask_written() if thorough else []
         return next((name for name, is_written in verdicts if is_written), None)
 
     def find_moved(self, now: Mapping[str, nn.Parameter]) -> tuple[str, str] | None:
         """A name that a weight has lost since, and its name ``now``; None if all have theirs."""
-        if not [name for name, (weight, _) in self._seen.items() if now.get(name) is not weight]:
+        if not [name for name, weight in self._seen.items() if now.get(name) is not weight]:
             return None
         names = {id(weight): name for name, weight in now.items()}
-        pairs = ((name, names.get(id(weight), name)) for name, (weight, _) in self._seen.items())
+        pairs = ((name, names.get(id(weight), name)) for name, weight in self._seen.items())
         return next(((before, after) for before, after in pairs if before != after), None)
 
     def ask_written(self) -> list[tuple[str, Verdict]]:
@@ -387,7 +389,7 @@ class WeightWatch:
 
     def end(self) -> None:
         """The batch is over."""
-        self._seen, self._stamp, self.is_thorough = {}, None, False
+        self._seen, self._states, self._stamp, self.is_thorough = {}, [], None, False
 
 
 def _is_compared(buffer: Tensor) -> bool:
@@ -413,11 +415,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 
-def _state_of(weight: Tensor) -> tuple[int, int]:
-    """How often it was written to, and where its memory begins."""
-    if type(weight) is nn.Parameter and not weight.is_inference():
-        return weight._version, weight.data_ptr()
-    return _count_writes(weight), local_of(weight).data_ptr()
+def _states_of(weights: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """How often each, and what this rank holds of it, was written to, and where that begins."""
+    held = weights if are_local(weights) else [*map(local_of, weights)]
+    return [*zip(versions_of(weights), versions_of(held), map(Tensor.data_ptr, held), strict=True)]
 
 
 def _count_writes(tensor: Tensor) -> int:

@@ -244,7 +244,7 @@ class RawNorms(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of the tensors: they are held until norms are made of them, or copied then."""
-        return sum([tensor.nbytes for tensor in self.tensors])
+        return sum([*map(_nbytes, self.tensors)])
 
     def compute(self) -> Tensor:
         """Of this factor alone, ``[B]``, corrected."""
@@ -435,7 +435,7 @@ class Stamp:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self.tensors, self._versions = tensors, _versions_of(tensors)
+        self.tensors, self._versions = tensors, versions_of(tensors)
         self._contents: list[Tensor] | Tensor | None = None
 
     def seal(self) -> None:
@@ -444,7 +444,7 @@ class Stamp:
 
     def differs(self) -> Verdict:
         """Whether one of them has been written to by now."""
-        if self._versions != _versions_of(self.tensors):
+        if self._versions != versions_of(self.tensors):
             return True
         return self._contents is not None and any_of(self.compare_contents())
 
@@ -471,6 +471,7 @@ class Stamp:
         return torch.stack(sums).view(2, -1).T
 
 
+_nbytes = attrgetter("nbytes")
 _PLAIN = {torch.float32, torch.float64}  # their sums and norms are of the same type
 
 # Numbers that are held in half precision are multiplied and added up in float32: so many of them
@@ -606,7 +607,7 @@ def version_of(tensor: Tensor) -> int:
 _version = attrgetter("_version")
 
 
-def _versions_of(tensors: Sequence[Tensor]) -> list[int]:
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """The same of several, asked without a call of Python for each where that will do."""
     try:
         return [*map(_version, tensors)]

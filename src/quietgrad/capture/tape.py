@@ -291,9 +291,10 @@ class Tape:
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
-        with self.collecting(sink):
-            seeds = torch.full_like(losses, scale * self.scale)
-            torch.autograd.backward(losses, seeds, inputs=self._ends())
+        self.phase, self._sink = TapePhase.COLLECTING, sink
+        seeds = torch.full_like(losses, scale * self.scale)
+        torch.autograd.backward(losses, seeds, inputs=self._ends())
+        self._complete_all()
 
     @contextmanager
     def collecting(self, sink: Sink) -> Iterator[None]:

@@ -286,9 +286,7 @@ class ClippedReducer:
         index, device = self._group_of[name], factor.device
         if device.type == "cpu":  # where every question is answered at once
             norms, held = self._evaluator.measure(factor)
-            if not isinstance(norms, Tensor):
-                norms = self._limited(index, norms)
-            found = Measured(name, held, norms, ())
+            found = Measured(name, held, self._limited(index, norms), ())
         else:
             with doubts_noted() as doubts:
                 norms, held = self._evaluator.measure(factor)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from quietgrad.capture.call import Call
     from quietgrad.capture.tape import Tape
 
-_HAS_GROUPS = dist.is_available()
 _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
 _NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
 
@@ -45,7 +44,7 @@ def refuse_distributed(
         ranks: how many there are supposed to be.
         is_sharded: whether ``fully_shard`` may have spread it.
     """
-    is_group = _HAS_GROUPS and dist.is_initialized()
+    is_group = dist.is_available() and dist.is_initialized()
     found = dist.get_world_size() if is_group else 1
     if found != ranks:
         raise DistributedTrainingError(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
     from quietgrad.capture.tape import Arrival, Site, Tape
 
-_CALLER = 7  # stack frames from a warning to the user's call of engine.backward
+_CALLER = 9  # stack frames from a warning to the user's call of engine.backward
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""

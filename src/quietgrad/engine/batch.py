@@ -157,7 +157,7 @@ class ViolationLatch:
 
     def __init__(self) -> None:
         self._first: str | None = None
-        self._watch = _Watch(self)
+        self._watch = _ViolationWatch(self)
         self.on_violation: Callable[[], None] = lambda: None
         self.tell: Callable[[BaseException], None] = lambda error: None
 
@@ -181,7 +181,7 @@ class ViolationLatch:
             )
 
 
-class _Watch:
+class _ViolationWatch:
     """Tells a latch of the violations that leave it; one for all, because there are many."""
 
     def __init__(self, latch: ViolationLatch) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -88,12 +89,17 @@ class ConstantArguments:
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], Any] = {}
 
-    def find(self, calls: Sequence[Any]) -> frozenset[int]:
-        """By id, the parts of these calls' arguments that were the same in the calls before.
+    def find(self, calls: Sequence[Any]) -> Callable[[], frozenset[int]]:
+        """Tells, by id, the parts of these calls' arguments that were the same in the calls before.
 
         Nothing can be told of a call whose first tensor was the same, too: its samples may be.
         """
-        parts, known = self._parts(calls), self._before
+        return partial(self._find, self._parts(calls), self._before)
+
+    @staticmethod
+    def _find(
+        parts: dict[tuple[int, int], Any], known: dict[tuple[int, int], Any]
+    ) -> frozenset[int]:
         verdicts = {place: is_same(parts[place], known[place]) for place in parts if place in known}
         same = {place for place, is_known in verdicts.items() if is_known}
         return frozenset(
@@ -225,12 +231,13 @@ class Verifier:
     ) -> None:
         """Repeat every call of the model."""
         self._on_probed()
-        self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
+        traces = [call.leaves_traces for call in tape.calls]
+        self.needs_snapshots |= any(each is True for each in traces)
         for number, call in enumerate(tape.calls):
             call.note_transient()
             call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
-        shared = self._constants.find(tape.calls)
+        find_shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
@@ -249,7 +256,7 @@ class Verifier:
                     recapture,
                     tape.batch,
                     is_bypassed,
-                    shared,
+                    find_shared,
                     has_owned_rows,
                     number in self._joined,
                 )
@@ -262,6 +269,7 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
             call.state = None  # it may be large

@@ -131,12 +131,17 @@ class OwnedLayout(Layout):
         return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
 
     @staticmethod
-    def of(layout: Layout, shape: torch.Size) -> OwnedLayout:
+    def of(
+        layout: Layout, shape: torch.Size, device: torch.device | str = "cpu"
+    ) -> OwnedLayout:
         """A layout by one dimension in the same form, for tensors of this shape."""
         if isinstance(layout, OwnedLayout):
             return layout
-        owners = layout.sample_of(shape[layout.dim], torch.device("cpu"))
-        return OwnedLayout(layout.batch, owners=owners, dims=(layout.dim,))
+        owners = layout.sample_of(shape[layout.dim], torch.device(device))
+        is_touched = torch.ones((), dtype=torch.bool, device=device)
+        return OwnedLayout(
+            layout.batch, owners=owners, dims=(layout.dim,), is_touched=is_touched
+        )
 
     def reshape(self, shape: torch.Size) -> OwnedLayout | None:
         """The same rows in the leading dimensions of another tensor; None if they do not fit."""

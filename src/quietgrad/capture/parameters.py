@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.call import ParameterTarget
-from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.compare import is_equal, is_same, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
 from quietgrad.distributed.sharding import local_of
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Stamp, Verdict, version_of
+from quietgrad.factors.base import Stamp, Verdict, is_at_hand, version_of
 
 AtRest = Callable[[Tensor], Tensor]
 
-_DIGESTED_AT_ONCE = 2**26  # bytes
+_DIGESTED_AT_ONCE, _SUMMED_AT_ONCE = 2**26, 2**22  # bytes
+_ODD = 0x1E3779B97F4A7C15  # of no pattern
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
 
 
@@ -201,7 +202,7 @@ class _Seen:
     buffer: Tensor
     version: int
     value: Tensor | None
-    content: int | None
+    content: int | Tensor | None
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
@@ -217,13 +218,16 @@ class _Seen:
             return bool(is_equal(self.value, local_of(self.buffer)))
         if self.version == _count_writes(self.buffer):
             return True
-        return self.content is not None and self.content == _digest(self.buffer)
+        return self._has_content(self.buffer)
 
     def is_content_of(self, other: Tensor) -> bool:
         """Whether another one, in its place, holds the same."""
         if self.value is not None:
             return _is_compared(other) and bool(is_equal(self.value, local_of(other.detach())))
-        return self.content is not None and self.content == _digest(other)
+        return self._has_content(other)
+
+    def _has_content(self, other: Tensor) -> bool:
+        return self.content is not None and bool(is_same(self.content, _digest(other)))
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
@@ -379,13 +383,25 @@ def _is_compared(buffer: Tensor) -> bool:
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
-def _digest(tensor: Tensor) -> int:
-    """Of all bytes and their places: a sum would not notice entries that changed places."""
+def _digest(tensor: Tensor) -> int | Tensor:
+    """Of all bytes and their places: a sum would not notice entries that changed places.
+
+    On a device it is made and stays there.
+    """
     values = local_of(tensor.detach()).contiguous().flatten().view(torch.uint8)
     digest = 0
-    for part in values.split(_DIGESTED_AT_ONCE):
-        digest = zlib.crc32(part.cpu().numpy(), digest)
-    return digest
+    if is_at_hand(values):
+        for part in values.split(_DIGESTED_AT_ONCE):
+            digest = zlib.crc32(part.numpy(), digest)
+        return digest
+    sums = [_sum_by_place(part) for part in values.split(_SUMMED_AT_ONCE)]
+    return torch.stack(sums) if sums else values.long()
+
+
+def _sum_by_place(values: Tensor) -> Tensor:
+    """Every byte times an odd number of its own: two that change places give another sum."""
+    factors = torch.arange(len(values), device=values.device).mul_(2).add_(1).mul_(_ODD)
+    return factors.mul_(values).sum()
 
 
 def _address(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ from quietgrad.capture.compare import (
     leaves,
 )
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, possible_layouts
-from quietgrad.capture.owners import OwnedLayout, match_rows
+from quietgrad.capture.owners import OwnedLayout, ask_rows, match_rows
 from quietgrad.factors.base import (
     Later,
     Verdict,
@@ -234,12 +234,12 @@ def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> l
     return [] if owned is None or not owned.keeps_places else [owned]
 
 
-def is_reordered(known: OutputLayout, batch: int) -> bool:
+def is_reordered(known: OutputLayout, batch: int) -> Verdict:
     """Whether the rows of an output as long as the batch belong to losses at other places."""
     if not known.strict_evidence:
         return False
-    owned = match_rows(known.strict_evidence, batch)
-    return owned is not None and not owned.keeps_places
+    owned, is_told = ask_rows(known.strict_evidence, batch)
+    return all_of((is_told, negated(owned.keeps_places)))
 
 
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:

@@ -451,6 +451,7 @@ class Provenance:
         self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
         self._doubtful: dict[int, weakref.ref[Tensor]] = {}
+        self._counting: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._held: dict[int, weakref.ref[Tensor]] = {}
         self._written: set[int] = set()
 
@@ -469,6 +470,15 @@ class Provenance:
         for tensor in tensors:
             if not tensor.requires_grad:
                 self._seen[id(tensor)] = weakref.ref(tensor), constant
+
+    def note_counting(self, made: Tensor) -> None:
+        """It was made as numbers of places, from zero: a device need not be asked whether it is."""
+        self._counting[id(made)] = weakref.ref(made), version_of(made)
+
+    def counts_up(self, tensor: Tensor) -> bool:
+        """Whether it is known to be made of numbers of places, from zero."""
+        made, version = self._counting.get(id(tensor), (None, 0))
+        return made is not None and made() is tensor and version_of(tensor) == version
 
     def note_arguments(self, arguments: Any, batch: int) -> None:
         """What a model is called with is data, unless it is plainly shared by all samples.
@@ -544,6 +554,7 @@ class Provenance:
     def forget_dead(self) -> None:
         """Drop entries of tensors that are gone, when no samples are out any more."""
         self._written.clear()
+        self._counting.clear()
         self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
 
     def _noted(self, tensor: Tensor) -> bool | None:

@@ -27,10 +27,11 @@ from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
-from quietgrad.factors.base import send
+from quietgrad.factors.base import Verdict, any_of, send, verdict_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
+    from quietgrad.capture.owners import OwnedLayout
     from quietgrad.capture.tape import Arrival, Site, Tape
 
 _CALLER = 7  # stack frames from a warning to the user's call of engine.backward
@@ -324,8 +325,9 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     """
     whole = tape.probe(losses, _ask_all(losses))
     if _scale_by_powers(tape, losses, whole):
+        settle = _ask_broken(whole)
         _refuse_reordered(tape)
-        _settle_broken(whole, losses.detach())
+        settle(losses.detach())
     else:
         for call in tape.calls:
             for output in call.outputs:
@@ -335,12 +337,24 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     return whole
 
 
-def _settle_broken(whole: Sequence[Arrival], losses: Tensor) -> None:
-    """Rows that are not finite, and have no owner for that reason, are those of broken losses."""
+def _ask_broken(whole: Sequence[Arrival]) -> Callable[[Tensor], None]:
+    """Finds rows that are not finite, and have no owner for that reason, to settle them."""
+    owned = [(each.site, each.site.owners, each) for each in whole if each.site.owners is not None]
+    asked = [
+        (site, owners, any_of(map(owners.has_unowned, (each.grad, *each.saved))), each.grad)
+        for site, owners, each in owned
+        if owners is not None
+    ]
+    return partial(_settle_broken, asked)
+
+
+def _settle_broken(
+    asked: Sequence[tuple[Site, OwnedLayout, Verdict, Tensor]], losses: Tensor
+) -> None:
+    """They are those of broken losses."""
     is_broken = ~losses.isfinite()
-    for site, grad, saved, _ in whole:
-        owners = site.owners
-        if owners is None or not any(map(owners.has_unowned, (grad, *saved))):
+    for site, owners, has_unowned, grad in asked:
+        if not has_unowned:
             continue
         if not is_broken.any():
             raise UnsupportedOperationError(
@@ -356,8 +370,12 @@ def _refuse_reordered(tape: Tape) -> None:
     """A loss that is computed of another sample's output belongs to neither of the two."""
     if not tape.has_owned_rows():
         return
-    for call in tape.calls:
-        if any(is_reordered(output, tape.batch) for output in call.outputs):
+    asked = [
+        (call, any_of(is_reordered(output, tape.batch) for output in call.outputs))
+        for call in tape.calls
+    ]
+    for call, is_other in asked:
+        if is_other:
             raise SampleMixingError(
                 f"the losses depend on outputs of the model ({type(call.model).__name__}) at other "
                 "places: losses[i] was not computed of row i, but of that of another sample. "
@@ -373,9 +391,16 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
         gradient = tape.scaled(send(probe.seeds, losses.device))
         tape.propagate([losses], [gradient], observe, probe=probe)
 
-    broken = ~losses.detach().isfinite() if tape.selects_rows else None
-    if broken is not None and not broken.any():
-        broken = None
+    if not tape.selects_rows:
+        return read_powers(tape.layouts, tape.batch, whole, run)
+    broken = ~losses.detach().isfinite()
+    are_broken = verdict_of(broken.any())
+    if are_broken is not True:
+        holds = read_powers(tape.layouts, tape.batch, whole, run)
+        if not are_broken:
+            return holds
+        for site, *_ in whole:
+            site.owners = None
     return read_powers(tape.layouts, tape.batch, whole, run, broken=broken)
 
 

@@ -265,10 +265,10 @@ def is_same(one: Any, other: Any) -> Verdict:
     return bool(one == other or one != one)
 
 
-def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
+def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> Verdict:
     """Whether shape and type are the same, and entries but for rounding."""
     alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.allclose(one, other, rtol, atol, equal_nan=True)
+    return alike and verdict_of(torch.isclose(one, other, rtol, atol, equal_nan=True).all())
 
 
 def agree(left: Tensor, right: Tensor, bits: int = 64) -> Verdict:

@@ -61,7 +61,7 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
             label = _label(node, batch)
             is_selection = _selects_rows(node)
             orders = orders or is_selection or label.endswith(")")
-            selects = selects or (is_selection and not _keeps_rows(node))
+            selects = selects or (is_selection and not _keeps_rows(node, tape))
         labels = [label]
         for child, nr in node.next_functions:
             if child is not None:
@@ -244,12 +244,16 @@ def _selects_rows(node: Any) -> bool:
     return False
 
 
-def _keeps_rows(node: Any) -> bool:
+def _keeps_rows(node: Any, tape: Tape) -> bool:
     """Whether an index leaves the first dimension in order: ``x[arange(B), last]``, ``x[:, i]``."""
     if type(node).__name__ != "IndexBackward0":
         return False
     first = node._saved_indices[0]
     if first is None:
         return True
-    rows = torch.arange(node._saved_self_sym_sizes[0], device=first.device)
-    return first.dtype == torch.int64 and first.shape == rows.shape and torch.equal(first, rows)
+    count: int = node._saved_self_sym_sizes[0]
+    if first.dtype != torch.int64 or first.shape != (count,):
+        return False
+    if tape.provenance.counts_up(first):
+        return True
+    return torch.equal(first, torch.arange(count, device=first.device))

@@ -328,6 +328,8 @@ class CaptureMode(TorchFunctionMode):
                 output = func(*args, **kwargs)
         else:
             output = func(*args, **kwargs)
+        if func is torch.arange and len(args) == 1 and not {"start", "step", "out"} & kwargs.keys():
+            tape.provenance.note_counting(output)
         self._note_made(func, output, tensors, targets, written, tape)
         return output
 

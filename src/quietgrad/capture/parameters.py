@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.call import ParameterTarget
-from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.compare import is_equal, is_same, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
 from quietgrad.distributed.sharding import are_local, local_of
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Stamp, Verdict, version_of, versions_of
+from quietgrad.factors.base import Stamp, Verdict, is_at_hand, version_of, versions_of
 
 AtRest = Callable[[Tensor], Tensor]
 
-_DIGESTED_AT_ONCE = 2**26  # bytes
+_DIGESTED_AT_ONCE, _SUMMED_AT_ONCE = 2**26, 2**22  # bytes
+_ODD = 0x1E3779B97F4A7C15  # of no pattern
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
 
 
@@ -219,7 +220,7 @@ class _Seen:
     buffer: Tensor
     version: int
     value: Tensor | None
-    content: int | None
+    content: int | Tensor | None
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
@@ -235,13 +236,16 @@ class _Seen:
             return bool(is_equal(self.value, local_of(self.buffer)))
         if self.version == _count_writes(self.buffer):
             return True
-        return self.content is not None and self.content == _digest(self.buffer)
+        return self._has_content(self.buffer)
 
     def is_content_of(self, other: Tensor) -> bool:
         """Whether another one, in its place, holds the same."""
         if self.value is not None:
             return _is_compared(other) and bool(is_equal(self.value, local_of(other.detach())))
-        return self.content is not None and self.content == _digest(other)
+        return self._has_content(other)
+
+    def _has_content(self, other: Tensor) -> bool:
+        return self.content is not None and bool(is_same(self.content, _digest(other)))
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
@@ -398,13 +402,25 @@ def _is_compared(buffer: Tensor) -> bool:
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
-def _digest(tensor: Tensor) -> int:
-    """Of all bytes and their places: a sum would not notice entries that changed places."""
+def _digest(tensor: Tensor) -> int | Tensor:
+    """Of all bytes and their places: a sum would not notice entries that changed places.
+
+    On a device it is made and stays there.
+    """
     values = local_of(tensor.detach()).contiguous().flatten().view(torch.uint8)
     digest = 0
-    for part in values.split(_DIGESTED_AT_ONCE):
-        digest = zlib.crc32(part.cpu().numpy(), digest)
-    return digest
+    if is_at_hand(values):
+        for part in values.split(_DIGESTED_AT_ONCE):
+            digest = zlib.crc32(part.numpy(), digest)
+        return digest
+    sums = [_sum_by_place(part) for part in values.split(_SUMMED_AT_ONCE)]
+    return torch.stack(sums) if sums else values.long()
+
+
+def _sum_by_place(values: Tensor) -> Tensor:
+    """Every byte times an odd number of its own: two that change places give another sum."""
+    factors = torch.arange(len(values), device=values.device).mul_(2).add_(1).mul_(_ODD)
+    return factors.mul_(values).sum()
 
 
 def _address(tensor: Tensor) -> int:
@@ -458,6 +474,7 @@ class Provenance:
         self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
         self._doubtful: dict[int, weakref.ref[Tensor]] = {}
+        self._counting: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._held: dict[int, weakref.ref[Tensor]] = {}
         self._written: set[int] = set()
 
@@ -476,6 +493,15 @@ class Provenance:
         for tensor in tensors:
             if not tensor.requires_grad:
                 self._seen[id(tensor)] = weakref.ref(tensor), constant
+
+    def note_counting(self, made: Tensor) -> None:
+        """It was made as numbers of places, from zero: a device need not be asked whether it is."""
+        self._counting[id(made)] = weakref.ref(made), version_of(made)
+
+    def counts_up(self, tensor: Tensor) -> bool:
+        """Whether it is known to be made of numbers of places, from zero."""
+        made, version = self._counting.get(id(tensor), (None, 0))
+        return made is not None and made() is tensor and version_of(tensor) == version
 
     def note_arguments(self, arguments: Any, batch: int) -> None:
         """What a model is called with is data, unless it is plainly shared by all samples.
@@ -551,6 +577,7 @@ class Provenance:
     def forget_dead(self) -> None:
         """Drop entries of tensors that are gone, when no samples are out any more."""
         self._written.clear()
+        self._counting.clear()
         self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
 
     def _noted(self, tensor: Tensor) -> bool | None:

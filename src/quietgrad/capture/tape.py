@@ -19,7 +19,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send
+from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send, verdict_of
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -306,9 +306,14 @@ class Tape:
     def collect_recorded(self, arrivals: Sequence[Arrival], sink: Sink) -> None:
         """The same from what a probe of all losses has recorded, without another pass."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        for site, grad, saved, stamp in arrivals:
+        # Asked before one is read: a device is waited for once.
+        are_silent = [
+            None if self.layouts.knows(site.key) else verdict_of(~grad.any())
+            for site, grad, *_ in arrivals
+        ]
+        for (site, grad, saved, stamp), is_silent in zip(arrivals, are_silent, strict=True):
             self._refuse_changed(site.uses[0].target.names[0], stamp.differs())
-            self._record(site, grad, saved)
+            self._record(site, grad, saved, is_silent)
             self._count_down(site)
         self._complete_all()
 
@@ -433,11 +438,17 @@ class Tape:
             "the model's forward together with data, or use the optimizer's weight_decay."
         )
 
-    def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+    def _record(
+        self,
+        site: Site,
+        grad: Tensor,
+        saved: tuple[Tensor, ...],
+        is_silent: Verdict | None = None,
+    ) -> None:
         was_seen, left = self._known(site)
         settled = self._all_told_apart or len(left) == 1
         is_known = site.owners is not None or (settled and left and was_seen)
-        if self.batch > 1 and not is_known and not grad.any():
+        if self.batch > 1 and not is_known and (not grad.any() if is_silent is None else is_silent):
             return  # silent in every probe, too: it contributes exactly zero
         layout = self._layout(site, grad, left)
         self._refuse_late(site)

@@ -296,14 +296,7 @@ def misuse(what):
         model = parallelize_module(
             nn.Sequential(nn.Linear(4, 4)).double(), find_mesh(), {"0": ColwiseParallel()}
         )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    dataset = TensorDataset(torch.randn(8, 4, 4, dtype=torch.float64))
-    given = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1} | options
-    engine = qg.PrivacyEngine(model, optimizer, dataset, **given)
-    for batch in engine.batches():
-        for (x,) in batch:
-            engine.backward(model(x).flatten(1).sum(1))
-        engine.step()
+    train_on_tokens(model, **options)
 
 
 class Odd(nn.Module):
@@ -389,6 +382,21 @@ def llama(alone=False, replicas=1, sharded=False, steps=None, grouping="all-laye
 
 def refuse_grid(what):
     """What cannot be trained on rows that shard parts of layers; the error."""
+    grid = {"replicas": 2, "sharded": True}
+    options = {
+        "momentum": {"momentum": qg.InnerOuter()},
+        "compile": {"compile": True},
+        "diagnostics": {"diagnostics": qg.diagnostics.StepRecorder()},
+    }
+    if what in options:
+        attach(**options[what], **grid)
+    elif what == "whole on parts":
+        train(*attach(Scaled(), **grid), 1)
+    else:
+        train_on_tokens(refused_grid(what))
+
+
+def refused_grid(what):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
@@ -397,34 +405,23 @@ def refuse_grid(what):
         parallelize_module,
     )
 
-    grid = {"replicas": 2, "sharded": True}
-    if what == "whole on parts":
-        train(*attach(Scaled(), **grid), 1)
-    elif what == "momentum":
-        attach(momentum=qg.InnerOuter(), **grid)
-    elif what == "compile":
-        attach(compile=True, **grid)
-    elif what == "diagnostics":
-        attach(diagnostics=qg.diagnostics.StepRecorder(), **grid)
+    sizes, names = {
+        "a dimension that is left out": ((2, 2, 1), ("dp", "other", "tp")),
+        "copies of shards": ((2, 1, 2), ("copy", "dp", "tp")),
+    }.get(what, ((2, 2), ("dp", "tp")))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)).double()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    if what == "a dimension that is left out":
-        mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("dp", "other", "tp"))
-        parallelize_module(model, mesh["tp"], {"1": ColwiseParallel()})
-        fully_shard(model, mesh=mesh["dp"])
-    elif what == "copies of shards":
-        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("copy", "dp", "tp"))
-        parallelize_module(model, mesh["tp"], {"1": ColwiseParallel()})
-        fully_shard(model, mesh=mesh["copy", "dp"])
-    elif what == "a layer that is left out":
-        parallelize_module(model, mesh["tp"], {"1": ColwiseParallel()})
-        fully_shard(model[1], mesh=mesh["dp"])
-    elif what == "sequence parallel":
-        parallelize_module(model, mesh["tp"], {"0": SequenceParallel()})
-        fully_shard(model, mesh=mesh["dp"])
+    plan = {"0": SequenceParallel()} if what == "sequence parallel" else {"1": ColwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    part = model[1] if what == "a layer that is left out" else model
+    fully_shard(part, mesh=mesh["copy", "dp"] if what == "copies of shards" else mesh["dp"])
+    return model
+
+
+def train_on_tokens(model, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     dataset = TensorDataset(torch.randn(8, 4, 4, dtype=torch.float64))
-    given = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1}
+    given = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1} | options
     engine = qg.PrivacyEngine(model, optimizer, dataset, **given)
     for batch in engine.batches():
         for (x,) in batch:

@@ -182,14 +182,14 @@ class World:
         return list(numbers)
 
     def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
     ) -> list[Tensor]:
         """What this rank holds of the sums over all ranks, with noise. The totals are used up.
 
         Args:
             totals: the sums, or this rank's parts of them.
             add_noise: is called once.
-            trained: the parameters that they belong to.
+            names: of the parameters that they belong to.
         """
         return add_noise(totals)
 
@@ -334,7 +334,7 @@ class Replicas(World):
         return total
 
     def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
     ) -> list[Tensor]:
         """By type and device, all sums one after the other, of which each rank owns a part.
 

@@ -323,7 +323,7 @@ class NoisyUpdate:
         def add_noise(parts: Sequence[Tensor]) -> list[Tensor]:
             return self._noise.add(parts, std, divisor)
 
-        return self._world.noisy(totals, add_noise, list(self._trained.values()))
+        return self._world.noisy(totals, add_noise, list(self._trained))
 
     def list_options(self) -> dict[str, object]:
         """What the optimizer does with gradients, by names that people know."""

@@ -38,13 +38,13 @@ from quietgrad.strategies import Evaluator
 _ROUNDING = 1e-4
 # Bytes of factors that wait to be clipped together: a CPU finds few in its cache, and other devices
 # are asked as rarely as possible how it went. So many may what norms are made of take besides.
-_WAITING_BYTES = {"cpu": 1 << 22}
+WAITING_BYTES = {"cpu": 1 << 22}
 _WAITING_BYTES_ELSEWHERE = 1 << 26
 
 
 def waiting_bytes(device: torch.device) -> int:
     """Bytes of factors that wait on a device until they are clipped together."""
-    return _WAITING_BYTES.get(device.type, _WAITING_BYTES_ELSEWHERE)
+    return WAITING_BYTES.get(device.type, _WAITING_BYTES_ELSEWHERE)
 
 
 class Sums(dict[str, Tensor]):

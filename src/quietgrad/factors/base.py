@@ -476,7 +476,7 @@ _PLAIN = {torch.float32, torch.float64}  # their sums and norms are of the same 
 
 # Numbers that are held in half precision are multiplied and added up in float32: so many of them
 # are widened at a time, for as long as it takes.
-_WIDENED_FLOATS = {"cpu": 1 << 19}
+WIDENED_FLOATS = {"cpu": 1 << 19}
 _WIDENED_FLOATS_ELSEWHERE = 1 << 24
 
 
@@ -522,7 +522,7 @@ class TensorFactor(Factor):
         if not self.is_half:
             yield slice(None), self
             return
-        most = _WIDENED_FLOATS.get(self.device.type, _WIDENED_FLOATS_ELSEWHERE)
+        most = WIDENED_FLOATS.get(self.device.type, _WIDENED_FLOATS_ELSEWHERE)
         held = sum(tensor.numel() for tensor in self._stamp.tensors)
         at_once = max(1, self.batch * most // max(1, held))
         for start in range(0, max(1, self.batch), at_once):

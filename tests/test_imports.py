@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "grouping": {"_checks", "clipping"},
     "noise": {"_checks", "keystream"},
     "distributed": {"_version", "errors", "grouping", "reduction"},
-    "accounting": {"_checks", "_version", "errors"},
+    "accounting": {"_checks", "_files", "_version", "errors"},
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }

@@ -183,7 +183,8 @@ class RunSettings:
         """Whether such a release is one of a run with these settings."""
         planned = self.noise_multipliers
         is_planned = planned is None or event.noise_multiplier in planned
-        return event.sampling == self.sampling and is_planned
+        is_of_data = event.dataset == self.data.get("data_name")
+        return event.sampling == self.sampling and is_planned and is_of_data
 
     @property
     def sensitivity(self) -> float:

@@ -62,7 +62,7 @@ def test_lost_steps_count_in_a_plan_of_steps(tmp_path):
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, "3", True])
 def test_what_is_no_number_of_steps_is_refused(steps):
-    with pytest.raises(ValueError, match="steps=.* is not valid"):
+    with pytest.raises(ValueError, match=r"steps=.* is not valid"):
         attach(mlp(), steps=steps)
 
 
@@ -121,9 +121,9 @@ def test_engines_of_data_sets_that_may_overlap_share_one_budget():
     first = attach(model, data_name="north", **plan | {"epsilon": 2.0})
     run(first, model)
     first.detach()
+    second = attach(model, data_name="south", **plan)
     with pytest.warns(UserWarning, match="holds 3 steps already"):
-        second = attach(model, data_name="south", **plan)
-        _ = second.noise_multiplier
+        assert second.noise_multiplier > 1
     assert second.epsilon() == first.epsilon() > 0
 
 
@@ -139,5 +139,5 @@ def test_a_state_of_one_data_set_is_not_loaded_for_another():
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", 3])
 def test_what_is_no_name_is_refused(name):
-    with pytest.raises(ValueError, match="data_name=.* is not valid"):
+    with pytest.raises(ValueError, match=r"data_name=.* is not valid"):
         attach(mlp(), data_name=name)

@@ -206,6 +206,11 @@ class Ledger:
         return self._head if self._file is None else self._file.hash
 
     @property
+    def path(self) -> Path | None:
+        """The file that records are kept in; None in memory."""
+        return None if self._file is None else self._file.path
+
+    @property
     def has_file(self) -> bool:
         """Whether records are kept on disk."""
         return self._file is not None
@@ -364,6 +369,26 @@ class Ledger:
             id=self._id,
             disjoint=self._disjoint,
         )
+
+    def summary(self) -> dict[str, Any]:
+        """What was released, without who recorded it, as plain data for reports."""
+        return {
+            "id": self._id,
+            "adjacency": self._adjacency,
+            "disjoint": list(self._disjoint),
+            "head": self.head,
+            "events": [event.to_dict() for event in self.events],
+        }
+
+    @classmethod
+    def from_summary(cls, data: Mapping[str, Any]) -> "Ledger":
+        """What `summary` gave; LedgerError if it did not give this."""
+        ledger = cls.from_dict(data)
+        head = data.get("head")
+        if not isinstance(head, str | None):
+            raise LedgerError(f"what was saved is no ledger: its head is {head!r}")
+        ledger._head = head
+        return ledger
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for checkpoints."""

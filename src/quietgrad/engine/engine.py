@@ -654,25 +654,84 @@ class PrivacyEngine:
         audit: AuditFindings | None = None,
         metrics: Iterable[Mapping[str, Any]] = (),
         title: str | None = None,
+        unit: str | None = None,
         data: str | None = None,
+        owner: str | None = None,
+        contact: str | None = None,
+        purpose: str | None = None,
     ) -> Statement:
         """The privacy report so far: what is promised, to whom, and what is not covered.
+
+        What you state in words is marked as stated by the user, because no evidence confirms it.
 
         Args:
             path: writes it there, as one HTML file that needs nothing else.
             audit: what an audit of such training found: its result, or its JSON object.
             metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
                 "epsilon". They are shown as they are: pass none that was read from training data.
-            title: what was trained, in your words. None for the name of the model's class.
-            data: the training data, in your words. The report marks title and data as stated by
-                the user, because no evidence confirms them.
+            title: what was trained. None for the name of the model's class.
+            unit: what one record is, such as "one admission to hospital".
+            data: the training data.
+            owner: who answers for the claim.
+            contact: how to reach them.
+            purpose: what the model is for.
         """
         report = import_module("quietgrad.report")  # by name: the engine does not depend on it
         statement: Statement = report.statement_of_engine(
-            self._ledger, self.settings(), audit=audit, metrics=metrics, title=title, data=data
+            self._ledger,
+            self.settings(),
+            audit=audit,
+            metrics=metrics,
+            title=title,
+            unit=unit,
+            data=data,
+            owner=owner,
+            contact=contact,
+            purpose=purpose,
         )
         if path is not None and self._world.is_leader:
             report.write(statement, path)
+        return statement
+
+    def save_run(
+        self,
+        folder: str | Path,
+        *,
+        weights: bool = True,
+        audit: AuditFindings | None = None,
+        metrics: Iterable[Mapping[str, Any]] | None = None,
+        **stated: str | None,
+    ) -> Statement:
+        """Keep the run in a folder as `quietgrad train` does, with its report in ``report.html``.
+
+        Call it at the end of training, or after each epoch: it replaces what it wrote before. The
+        folder has what ``quietgrad report`` and ``quietgrad verify`` need: a copy of the ledger
+        (or the ledger itself, if ``ledger=`` is ``ledger.jsonl`` in it), settings, weights, result
+        and what you state.
+
+        Args:
+            folder: is made if it is not there; it holds one run.
+            weights: whether the weights are written, to ``model.safetensors``.
+            audit: as for :meth:`report`.
+            metrics: as for :meth:`report`, for all epochs so far; None keeps what is there.
+            stated: ``title``, ``unit``, ``data``, ``owner``, ``contact`` and ``purpose``, as for
+                :meth:`report`; what is left out stays as it was stated before.
+
+        Returns:
+            The statement. Note its ``head`` elsewhere: ``quietgrad verify --head`` compares it.
+        """
+        self._require_savable()
+        own_loop = import_module("quietgrad.runs.own_loop")  # by name, likewise
+        statement: Statement = own_loop.save_run(
+            self,
+            self._model,
+            Path(folder),
+            weights=weights,
+            is_split=self._world.has_collectives or bool(self._world.part_name),
+            audit=audit,
+            metrics=metrics,
+            stated=stated,
+        )
         return statement
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options:
 
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
     and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples is
-    enough.
+    enough. FUNCTION may also return a recipe, or the name of one may be given.
     """
     with refusals(), errors_in_target(), stages() as display:
         if plot is not None:
@@ -71,7 +71,7 @@ def plan(target: str, layers: bool, plot: Path | None, as_json: bool, **options:
             display.begin_stage(stage, with_line=not as_json)
 
         tell(f"loading {target}")
-        model, batch, loss_fn, collate_fn = resolve(target)
+        model, batch, loss_fn, collate_fn = resolve(target, in_full=True)
         batch = batch if collate_fn is None else collate_fn(batch)
         found = plan_groups(model, batch, _telling(loss_fn, tell), **options)
     if plot is not None:

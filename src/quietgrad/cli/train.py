@@ -26,7 +26,12 @@ from quietgrad.cli.common import (
 )
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.ranks import device_of_rank, joined_ranks, prepared_together
-from quietgrad.cli.recipe_options import Folder, RequestedOptions, recipe_options
+from quietgrad.cli.recipe_options import (
+    Folder,
+    RequestedOptions,
+    errors_of_recipe,
+    recipe_options,
+)
 from quietgrad.cli.request import (
     Request,
     attach_engine,
@@ -106,7 +111,7 @@ def _train_and_report(
     console, folder = Console(quiet=as_json), request.folder
     say(console, *request.notes)
     flags = {"--baseline": baseline, "--tensorboard": tensorboard}
-    with resume_hint_on_interrupt(request, flags):
+    with resume_hint_on_interrupt(request, flags), errors_of_recipe(request.recipe):
         summary, split = _train(request, console, baseline=baseline, tensorboard=tensorboard)
         result = summary.as_dict()
         result["test_records"] = len(split.test) if isinstance(split.test, Sized) else None

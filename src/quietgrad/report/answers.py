@@ -12,7 +12,7 @@ from quietgrad._format import is_number, printed
 from quietgrad.accounting.events import Adjacency
 from quietgrad.report.detection import FALSE_ALARMS
 from quietgrad.report.evidence import Evidence
-from quietgrad.report.statement import Answer, AnswerSource, Epsilons
+from quietgrad.report.statement import Answer, AnswerSource, Bound, Epsilons
 from quietgrad.report.text import claim, clipping_in_words, count, sampling_in_words
 
 Known = tuple[str, AnswerSource]
@@ -35,39 +35,48 @@ def answers(evidence: Evidence, figures: Epsilons) -> tuple[Answer, ...]:
 
 
 def _parameters(evidence: Evidence, figures: Epsilons) -> Known:
-    bound = next((each for each in figures.bounds if each.is_guarantee), None)
+    bound = best_bound(figures)
+    if evidence.is_seeded:
+        return "None: the noise was seeded.", "evidence"
     if figures.delta is None or bound is None or bound.epsilon is None:
-        return "(epsilon, delta)-differential privacy; delta is not stated", "evidence"
-    words = f"{claim(bound.epsilon, figures.delta)}, by {bound.accountant} from the ledger"
-    return (words if not evidence.is_seeded else "none: the noise was seeded"), "evidence"
+        return "(epsilon, delta)-differential privacy. Delta is not stated.", "evidence"
+    pair = claim(bound.epsilon, figures.delta)
+    return f"{pair}, by {bound.accountant} from the ledger.", "evidence"
+
+
+def best_bound(figures: Epsilons) -> Bound | None:
+    """The bound by the accountant of the run, if it is one; else that by the first that is."""
+    bounds = [bound for bound in figures.bounds if bound.is_guarantee]
+    own = (bound for bound in bounds if bound.accountant == figures.accountant)
+    return next(own, bounds[0] if bounds else None)
 
 
 def _strength(evidence: Evidence, figures: Epsilons) -> Known:
     if evidence.is_seeded:
-        return "it protects nobody: the noise was seeded", "evidence"
+        return "It protects nobody: the noise was seeded.", "evidence"
     share = printed(100 * figures.detection, decimals=1)
     return (
-        f"a test with {100 * FALSE_ALARMS:g} % false alarms identifies at most {share} % of the"
-        " records used"
+        f"A test with {100 * FALSE_ALARMS:g} % false alarms identifies at most {share} % of the"
+        " records used."
     ), "evidence"
 
 
 def _composition(evidence: Evidence, figures: Epsilons) -> Known:
-    words = f"{count(evidence.ledger.steps, 'release')} in the ledger are composed"
+    words = f"All in the ledger: {count(evidence.ledger.steps, 'release')}."
     if figures.parts:
-        words += ", those from disjoint data sets side by side (parallel composition, as declared)"
+        words += " Those from disjoint data sets count side by side (as declared by the user)."
     return words, "evidence"
 
 
 def _unit(evidence: Evidence, figures: Epsilons) -> Known:
     stated = evidence.stated.get("unit")
-    words = "one record: one element of the training data set"
-    return (words, "evidence") if stated is None else (f"{words}; stated: {stated}", "user")
+    words = "One record, which is one element of the training data set."
+    return (words, "evidence") if stated is None else (f"{words} Stated: {stated}", "user")
 
 
 def _neighbours(evidence: Evidence, figures: Epsilons) -> Known:
     adjacency = evidence.ledger.adjacency
-    return f"{adjacency}: {_RELATIONS[adjacency]}", "evidence"
+    return f"{adjacency}: {_RELATIONS[adjacency]}.", "evidence"
 
 
 def _mechanism(evidence: Evidence, figures: Epsilons) -> Known:
@@ -77,29 +86,30 @@ def _mechanism(evidence: Evidence, figures: Epsilons) -> Known:
     clipping = clipping_in_words(settings.data.get("clipping", "unknown"))
     groups = count(len(settings.group_bounds), "group")
     return (
-        f"DP-SGD with Gaussian noise; each record's gradient is clipped ({clipping}, {groups}), so"
-        f" that it moves the sum by at most {settings.sensitivity:.6g}; noise multiplier"
-        f" {settings.noise_multiplier:.6g}"
+        f"DP-SGD with Gaussian noise. Each record's gradient is clipped ({clipping}, {groups}), so"
+        f" that it moves the sum by at most {settings.sensitivity:.6g}. The noise multiplier is"
+        f" {settings.noise_multiplier:.6g}."
     ), "evidence"
 
 
 def _sampling(evidence: Evidence, figures: Epsilons) -> Known:
     kinds = dict.fromkeys(sampling_in_words(event.sampling) for event in evidence.ledger.events)
     if not kinds:
-        return "nothing was released", "evidence"
-    assumed = f"the accountant assumes {'; '.join(kinds)}"
+        return "Nothing was released.", "evidence"
+    assumed = f"The accountant assumes: {'; '.join(kinds)}."
     if evidence.settings is None:
-        return f"{assumed}. What was done is not known", "evidence"
-    return f"{assumed}. The engine drew: {evidence.settings.data.get('sampler')}", "evidence"
+        return f"{assumed} What was done is not known.", "evidence"
+    return f"{assumed} The engine drew: {evidence.settings.data.get('sampler')}.", "evidence"
 
 
 def _testing(evidence: Evidence, figures: Epsilons) -> Known:
     audit = evidence.audit
     if audit is None:
-        return "no audit of this training was supplied; see the tests of quietgrad", "evidence"
+        return "By the tests of quietgrad. No audit of this training was supplied.", "evidence"
     found = "rejected" if audit["violated"] else "did not reject"
     return (
-        f"an audit {found} the claim; its lower bound on epsilon is {audit['lower_bound']}"
+        f"An audit of such training {found} its claim. Its lower bound on epsilon is"
+        f" {audit['lower_bound']}."
     ), "evidence"
 
 
@@ -110,29 +120,31 @@ def _utility(evidence: Evidence, figures: Epsilons) -> Known:
         for name, value in line.items()
         if name.startswith(("test", "eval", "val")) and is_number(value)
     ]
-    return (f"{', '.join(scores)}, as the run recorded it", "evidence") if scores else _OWNER
+    if not scores:
+        return _OWNER
+    return f"As the run recorded it after its last epoch: {', '.join(scores)}.", "evidence"
 
 
 def _trust(evidence: Evidence, figures: Epsilons) -> Known:
     owner = evidence.stated.get("owner")
-    words = "central: whoever trains holds the records without protection"
-    return (words, "evidence") if owner is None else (f"{words}; stated owner: {owner}", "user")
+    words = "Central model: whoever trains holds the records without protection."
+    return (words, "evidence") if owner is None else (f"{words} Stated owner: {owner}", "user")
 
 
 def _queries(evidence: Evidence, figures: Epsilons) -> Known:
     return (
-        "none are answered from the data after training. The weights of every step are covered, so"
-        " any use of the model is post-processing and spends nothing"
+        "None after training. The weights of every step are covered, so any use of the model is"
+        " post-processing and spends nothing."
     ), "evidence"
 
 
 def _randomness(evidence: Evidence, figures: Epsilons) -> Known:
     sources = sorted({event.noise for event in evidence.ledger.events})
     if not sources:
-        return "nothing was released", "evidence"
-    words = f"recorded source of the noise: {', '.join(sources)}"
+        return "Nothing was released.", "evidence"
+    words = f"Source of the noise, as recorded: {', '.join(sources)}."
     if evidence.settings is not None:
-        words += f" ({evidence.settings.data.get('noise_source')})"
+        words += f" The engine said: {evidence.settings.data.get('noise_source')}."
     return words, "evidence"
 
 
@@ -140,16 +152,17 @@ def _floats(evidence: Evidence, figures: Epsilons) -> Known:
     sources = {event.noise for event in evidence.ledger.events}
     if sources == {"secure"}:
         return (
-            "sums and noise are rounded to a grid, which hides the low bits of both; the rounding"
-            " of sums is about one part in ten million of the sensitivity and is not accounted for"
+            "Sums and noise are rounded to a grid, which hides the low bits of both. Sums are"
+            " rounded by about one part in ten million of the sensitivity, which is not accounted"
+            " for."
         ), "evidence"
-    return "the noise is not rounded to a grid: attacks on its low bits are possible", "evidence"
+    return "The noise is not rounded to a grid: attacks on its low bits are possible.", "evidence"
 
 
 def _side_channels(evidence: Evidence, figures: Epsilons) -> Known:
     return (
-        "time, memory and swap of the training machine are not protected; nobody but the owner"
-        " should have been able to observe it"
+        "Time, memory and swap of the training machine are not protected. Nobody but the owner"
+        " should have been able to observe it."
     ), "evidence"
 
 

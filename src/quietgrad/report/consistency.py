@@ -1,7 +1,7 @@
 """Contradictions: the same fact, stated differently in two files of a run."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quietgrad._format import is_number
@@ -24,12 +24,7 @@ _ONE_GROUP = "all-layer"
 _NONE_IS_A_VALUE = ("inner_steps",)  # for other options None leaves the choice to the engine
 
 
-_SAMPLINGS = ("poisson", "shuffled", "full-batch")
-_GROUPINGS = tuple("all-layer layer-wise param-wise type-wise block-wise uniform auto".split())
-_IS_KNOWN: dict[str, Callable[[str], bool]] = {
-    "sampling": lambda name: name.partition(":")[0] in _SAMPLINGS,
-    "grouping": lambda name: name.partition(":")[0] in _GROUPINGS,
-}
+_OWN = "own-"  # begins the names of samplers that users register
 
 
 def contradictions(evidence: Evidence, figures: Epsilons) -> tuple[str, ...]:
@@ -146,9 +141,8 @@ def _about_config(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
         asked["sampling"] = f"{name}:{int(largest)}" if is_whole else sampling
     if asked.get("grouping") != _ONE_GROUP and known.get("grouping") != _ONE_GROUP:
         asked.pop("grouping", None)  # several groups of some style, which is not known
-    for name, is_known in _IS_KNOWN.items():  # what was registered under another name
-        if isinstance(asked.get(name), str) and not is_known(asked[name]):
-            del asked[name]
+    if isinstance(sampling, str) and sampling.startswith(_OWN):
+        del asked["sampling"]  # the settings have what it is accounted as
     yield from _differences("configuration", asked, _source(evidence), known)
     has_seed = (evidence.config or {}).get("seed") is not None
     if has_seed and evidence.ledger.steps and not evidence.has_seeded_noise:
@@ -235,6 +229,8 @@ def _about_result(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
             # Earlier versions had other words for the same source.
             is_same = _noise_in_words(str(stated)) == _noise_in_words(str(described))
             expected["noise"] = stated if is_same else described
+    if str(private.get("sampling")).startswith(_OWN):
+        expected.pop("sampling", None)
     run = {name: result[name] for name in ("epochs", "batch_size") if name in result}
     yield from _differences("result", {**run, **private}, _source(evidence), expected)
     noise, source = private.get("noise"), known.get("noise")

@@ -10,6 +10,7 @@ says is marked, or left out where the schema takes no free text.
 import re
 from typing import Any
 
+from quietgrad.report.answers import best_bound
 from quietgrad.report.statement import Statement
 
 TO_ANSWER = "To be answered by the owner"
@@ -29,7 +30,7 @@ def deployment(statement: Statement) -> dict[str, Any]:
         return f"{answer.answer} (as stated by the user)" if answer.by == "user" else answer.answer
 
     stated, unit = statement.stated, [f"{item.title}: {item.text}" for item in statement.unit]
-    bound = next((each for each in statement.epsilons.bounds if each.is_guarantee), None)
+    bound = best_bound(statement.epsilons)
     holds, delta = statement.verdict.holds, statement.epsilons.delta
     epsilon = None if bound is None or not holds else bound.epsilon
     is_known = isinstance(epsilon, float) and epsilon < float("inf")
@@ -78,13 +79,12 @@ def deployment(statement: Statement) -> dict[str, Any]:
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": TO_ANSWER,
                 "mechanisms": " ".join(
-                    f"{words[:1].upper()}{words[1:]}."
-                    for words in (
+                    (
                         said("Which mechanism, and what bounds its sensitivity?"),
                         said("Where does the randomness come from?"),
                         said("What about floating-point numbers?"),
                         said("What about time and other side channels?"),
-                        f"library: quietgrad {_version(statement)}",
+                        f"Library: quietgrad {_version(statement)}.",
                     )
                 ),
                 "justification": TO_ANSWER,

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "_checks": set(),
     "_files": set(),
     "_format": set(),
+    "_progress": set(),
     "_version": set(),
     "errors": set(),
     "keystream": set(),

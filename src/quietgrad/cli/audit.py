@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from quietgrad._format import json_number, printed
+from quietgrad._progress import announced
 from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
 from quietgrad.audit.game import Train, one_run
 from quietgrad.audit.result import AuditResult, describe
@@ -90,7 +91,7 @@ def audit(
         chosen = asked.resolved()
         if chosen.settings.inner_steps is not None:
             raise ValueError("--inner-steps: audits do not support inner momentum. Leave it out")
-        with errors_of_recipe(chosen):
+        with errors_of_recipe(chosen), announced("Loading the data"):
             split = chosen.split(asked.places)
         held_out = len(cast(Sized, split.test))
         if canaries is None:
@@ -140,7 +141,7 @@ def _train(
         "dataset": split.train,
         "losses": _losses_on_device(recipe),
         "build_optimizer": lambda model: optimizer(recipe.settings, model),
-        "on_epoch": lambda epoch: display.update(advance=1),
+        "on_epoch": display.on_part,
         **recipe.settings.engine_options,
     }
     if kind == "gradient":

@@ -17,7 +17,8 @@ from rich.table import Table
 from torch import nn
 from torch.utils.data import default_collate
 
-from quietgrad.cli.common import counted, print_result, refusals
+from quietgrad._progress import announced
+from quietgrad.cli.common import counted, print_result, refusals, under_way
 from quietgrad.cli.options import json_option, one_of
 from quietgrad.clipping import names as clipping_names
 from quietgrad.grouping import names as grouping_names
@@ -71,10 +72,9 @@ def check(
     the data set; or a recipe, whose small variant is checked on synthetic data. The name of a
     recipe will do, too. The exit code is 1 if a fault is found, and 2 if nothing could be checked.
     """
-    with refusals(), errors_in_target():
+    with refusals(), errors_in_target(), announced(f"Loading {target}"):
         subject = resolve(target)
-    status = Console(quiet=as_json).status("checking")
-    with refusals(), errors_in_target(), status:
+    with refusals(), errors_in_target(), under_way("Checking") as status:
         report = inspect_model(
             *subject[:3],
             collate_fn=subject.collate_fn,

@@ -123,7 +123,6 @@ class _Spent:
             each = ", ".join(f"{name} {printed(value)}" for name, value in self.parts.items())
             at = f"{next(iter(self.epsilons)):g}"
             say(console, f"Declared disjoint; epsilon by pld at delta {at}: {each}")
-        say(console, f"The chain ends with {book.head}")
 
 
 def _events_table(book: Ledger) -> Table:

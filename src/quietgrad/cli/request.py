@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from quietgrad._progress import announced
 from quietgrad._version import __version__
 from quietgrad.cli.common import Refusal, Stopped
 from quietgrad.cli.recipe_options import RequestedOptions
@@ -71,7 +72,8 @@ class Request:
         """The same weights every time, also when the run is resumed; they hold nothing private."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.initial_seed)
-            return self.recipe.build_model(self.places).to(self.device)
+            with announced("Building the model"):
+                return self.recipe.build_model(self.places).to(self.device)
 
 
 def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Request:
@@ -208,7 +210,7 @@ class TrainingData(NamedTuple):
 
 def load_data(request: Request) -> TrainingData:
     """The data of a run; RunFolderError if it was begun with others."""
-    with noted_places() as places:
+    with noted_places() as places, announced("Loading the data"):
         split = request.recipe.split(request.places)
     begun = places if request.config is not None else request.folder.config.get("data", places)
     if begun != places:
@@ -217,7 +219,9 @@ def load_data(request: Request) -> TrainingData:
             f" {_listed(begun)}, and now there is {_listed(places)}: a guarantee is about one data"
             " set. See $QUIETGRAD_DATA, or begin in another folder"
         )
-    return TrainingData(split, places, kept_fingerprint(request.state, split.train))
+    with announced("Comparing the data with those of the checkpoint"):
+        fingerprint = kept_fingerprint(request.state, split.train)
+    return TrainingData(split, places, fingerprint)
 
 
 def _listed(places: object) -> str:
@@ -228,7 +232,8 @@ def attach_engine(request: Request, data: TrainingData, model: nn.Module) -> "Pr
     """An engine that records in the run's folder, where the run left off."""
     folder, is_new = request.folder, request.config is not None
     ledger = None if is_new else folder.ledger
-    engine = attach(request.recipe, data.split, model, seed=request.seed, ledger=ledger)
+    with announced("Computing the noise for the target"):
+        engine = attach(request.recipe, data.split, model, seed=request.seed, ledger=ledger)
     if request.config is not None:
         # Only now: what is refused leaves no folder behind that would have to be cleared away.
         folder.begin({**request.config, "data": data.places})

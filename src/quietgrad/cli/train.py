@@ -23,6 +23,7 @@ from quietgrad.cli.common import (
     title,
     titled,
     to_json,
+    under_way,
 )
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.ranks import device_of_rank, joined_ranks, prepared_together
@@ -125,7 +126,9 @@ def _train_and_report(
             result["non_private"] = (folder.result or {}).get("non_private")
         result = folder.finish(result)
         with refusals():
-            statement, report = statement_of_folder(folder.path), default_place(folder.path)
+            with under_way("Writing the report"):
+                statement = statement_of_folder(folder.path)
+            report = default_place(folder.path)
             require_not_worse(statement, report)
             write(statement, report)
             head = statement.head

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from scipy.stats import t as student
 
+from quietgrad._progress import announced
 from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals, title, to_json
 from quietgrad.cli.options import Decorator, add_options
 from quietgrad.cli.progress import TrainingDisplay
@@ -195,7 +196,7 @@ class Bench:
         self.used: list[Trial] = []
         self._trials = _kept_trials(out, results, resume=resume)
         recipe = next(iter(variants))
-        with noted_places() as noted, errors_of_recipe(recipe):
+        with noted_places() as noted, errors_of_recipe(recipe), announced("Loading the data"):
             self._split = recipe.split(asked.places)
         # Refuse now what would be refused after hours: an engine is attached, and detached.
         model = None
@@ -203,6 +204,7 @@ class Bench:
             torch.random.fork_rng(devices=[]),
             warnings.catch_warnings(),
             errors_of_recipe(recipe),
+            announced("Trying all variants"),
         ):
             warnings.simplefilter("ignore")  # the trials themselves will warn
             for variant in variants:

@@ -30,6 +30,13 @@ def test_without_a_declaration_names_change_nothing():
     assert list(book.parts) == [None]
 
 
+def test_alike_steps_of_two_data_sets_add_up():
+    book = Ledger([NORTH, replace(NORTH, dataset="south"), replace(NORTH, dataset=None)])
+    assert book.epsilon(DELTA) == alone(replace(NORTH, steps=60))
+    book.declare_disjoint("north", "south")
+    assert book.epsilon(DELTA) == alone(replace(NORTH, steps=40))
+
+
 def test_disjoint_data_sets_spend_the_most_that_one_of_them_does():
     book = Ledger([NORTH, SOUTH], disjoint=["north", "south"])
     spent = {name: book.epsilon(DELTA, dataset=name) for name in ("north", "south")}

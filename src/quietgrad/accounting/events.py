@@ -320,7 +320,8 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: in
     merged: dict[tuple[float, Participation], GaussianEvent] = {}
     for event in events:
         key = (event.noise_multiplier, event.sampling)
-        alike = replace(event, noise=NOISES[0])  # where noise came from changes no epsilon
+        # Where noise came from changes no epsilon, and names were read before (`concerning`).
+        alike = replace(event, noise=NOISES[0], dataset=None)
         merged[key] = merged[key].plus(alike) if key in merged else alike
     counts: Counter[Release] = Counter()
     for event in merged.values():

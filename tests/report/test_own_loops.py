@@ -12,8 +12,8 @@ from quietgrad.accounting import Ledger
 from quietgrad.cli import main
 from quietgrad.errors import EngineStateError
 from quietgrad.report import ReportError, statement_of_folder, write_for_folder
+from quietgrad.report.authenticity import verify
 from quietgrad.report.page import read_page
-from quietgrad.report.verify import verify
 from quietgrad.runs.schema import RunFolderError
 
 from .helpers import audit, engine_of, trained, write_run

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from quietgrad.accounting import GaussianEvent, Ledger, Poisson
 from quietgrad.cli import main
 from quietgrad.report import as_html, statement_of_engine, statement_of_folder
+from quietgrad.report.authenticity import verify
 from quietgrad.report.registry import TO_ANSWER, deployment, open_fields
-from quietgrad.report.verify import verify
 
 from .helpers import audit, engine_of, facts, trained
 

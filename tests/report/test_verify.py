@@ -11,8 +11,8 @@ from torch import nn
 
 from quietgrad.cli import main
 from quietgrad.report import statement_of_folder, write
+from quietgrad.report.authenticity import verify
 from quietgrad.report.page import read_page
-from quietgrad.report.verify import verify
 
 from .helpers import audit, edited, engine_of, trained
 

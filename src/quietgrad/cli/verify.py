@@ -7,10 +7,10 @@ from rich.console import Console
 
 from quietgrad.cli.common import Refusal, computing, print_result, say
 from quietgrad.cli.options import json_option
+from quietgrad.report.authenticity import Verification
+from quietgrad.report.authenticity import verify as verify_report
 from quietgrad.report.evidence import read_audit
 from quietgrad.report.signature import read_public_key
-from quietgrad.report.verify import Verification
-from quietgrad.report.verify import verify as verify_report
 
 _DIGITS = 64
 _WORDS = {True: "ok", False: "FAILED", None: "not compared"}

@@ -149,7 +149,9 @@ def _randomness(evidence: Evidence, figures: Epsilons) -> Known:
 
 
 def _floats(evidence: Evidence, figures: Epsilons) -> Known:
-    sources = {event.noise for event in evidence.ledger.events}
+    sources = {event.noise for event in evidence.ledger.events} - {"seeded"}
+    if evidence.settings is not None:
+        sources.add(str(evidence.settings.data.get("noise")))
     if sources == {"secure"}:
         return (
             "Sums and noise are rounded to a grid, which hides the low bits of both. Sums are"

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "_checks": set(),
     "_files": set(),
     "_format": set(),
+    "_progress": set(),
     "_version": set(),
     "errors": set(),
     "keystream": set(),
@@ -27,7 +28,7 @@ MAY_IMPORT = {
     "grouping": {"_checks", "clipping"},
     "noise": {"_checks", "keystream"},
     "distributed": {"_version", "errors", "grouping", "reduction"},
-    "accounting": {"_checks", "_version", "errors"},
+    "accounting": {"_checks", "_files", "_version", "errors"},
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
@@ -45,7 +46,7 @@ MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["features"] = {"_checks", "accounting", "capture", "noise"}
 MAY_IMPORT["data"] = {"_checks", "_files", "errors"}
-MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors", "runs.schema"}
+MAY_IMPORT["runs"] = {*MAY_IMPORT["report"], "engine", "report"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}

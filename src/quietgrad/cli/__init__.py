@@ -23,6 +23,8 @@ COMMANDS = {
     "tune-cost": "Compute the epsilon of a search that releases only its best run.",
     "data": "List and fetch the data sets that recipes train on.",
     "report": "Write the privacy report of a run.",
+    "verify": "Verify a report that you received, or the folder of a run.",
+    "sign": "Sign a report, so that others can see who wrote it.",
     "ledger": "Verify a ledger file and print what was recorded and spent.",
     "completion": "Print a script that completes commands in the shell.",
 }

@@ -112,7 +112,8 @@ def plan(
 
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
     and returns (model, batch, loss_fn), as for `quietgrad check`. A batch of a few samples is
-    enough. With --world the model may be on the meta device, which takes no memory.
+    enough. FUNCTION may also return a recipe, or the name of one may be given. With --world the
+    model may be on the meta device, which takes no memory.
     """
     with refusals(), errors_in_target(), stages() as display:
         _refuse_others(context, has_ranks=world is not None)
@@ -123,7 +124,7 @@ def plan(
             display.begin_stage(stage, with_line=not as_json)
 
         tell(f"loading {target}")
-        model, batch, loss_fn, collate_fn = resolve(target)
+        model, batch, loss_fn, collate_fn = resolve(target, in_full=True)
         batch = batch if collate_fn is None else collate_fn(batch)
         found: Any
         if world is None:

@@ -23,10 +23,16 @@ from quietgrad.cli.common import (
     title,
     titled,
     to_json,
+    under_way,
 )
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.ranks import device_of_rank, joined_ranks, prepared_together
-from quietgrad.cli.recipe_options import Folder, RequestedOptions, recipe_options
+from quietgrad.cli.recipe_options import (
+    Folder,
+    RequestedOptions,
+    errors_of_recipe,
+    recipe_options,
+)
 from quietgrad.cli.request import (
     Request,
     attach_engine,
@@ -37,12 +43,16 @@ from quietgrad.cli.request import (
 )
 from quietgrad.recipes.recipe import Recipe, Split
 from quietgrad.recipes.training import EpochReport, Outcome, train_ordinary, train_private
-from quietgrad.report.html import write_for_folder
+from quietgrad.report.assess import statement_of_folder
+from quietgrad.report.page import default_place, require_not_worse, write
 from quietgrad.runs.folder import EventWriter
 
 if TYPE_CHECKING:
     from quietgrad.engine.engine import PrivacyEngine
 
+_NOTE = (
+    "Note the head elsewhere: quietgrad verify --head compares it with the report or the folder."
+)
 _LARGEST_SEED = 2**63 - 1  # that torch's generators take
 
 
@@ -102,25 +112,35 @@ def _train_and_report(
     console, folder = Console(quiet=as_json), request.folder
     say(console, *request.notes)
     flags = {"--baseline": baseline, "--tensorboard": tensorboard}
-    with resume_hint_on_interrupt(request, flags):
+    with resume_hint_on_interrupt(request, flags), errors_of_recipe(request.recipe):
         summary, split = _train(request, console, baseline=baseline, tensorboard=tensorboard)
         result = summary.as_dict()
         result["test_records"] = len(split.test) if isinstance(split.test, Sized) else None
         result["ledger_id"] = summary.engine.ledger.id
+        before = (folder.result or {}).get("private") or {}
+        if before.get("steps") == summary.private.steps:  # the same weights, scored before
+            scores = summary.private.scores
+            result["private"] |= {name: before[name] for name in scores if name in before}
         if result["non_private"] is None:
             # A model that was trained without privacy before stays part of the result.
             result["non_private"] = (folder.result or {}).get("non_private")
         result = folder.finish(result)
         with refusals():
-            report = write_for_folder(folder.path)
+            with under_way("Writing the report"):
+                statement = statement_of_folder(folder.path)
+            report = default_place(folder.path)
+            require_not_worse(statement, report)
+            write(statement, report)
+            head = statement.head
     if as_json:
-        found = {**result, "folder": str(folder.path), "report": str(report)}
+        found = {**result, "folder": str(folder.path), "report": str(report), "head": head}
         click.echo(to_json(found, strict=False))
         return
     console.print(summary.as_table())
     for remark in summary.remarks():
         console.print(remark, markup=False)
     say(console, f"Run folder: {folder.path}", f"Privacy report: {report}")
+    say(console, f"Head of the run: {head}", _NOTE)
 
 
 def _train(

@@ -134,16 +134,21 @@ class RunFolder:
             with unfinished.open("rb") as weights:
                 replace_file(self._model, lambda stream: copyfileobj(weights, stream))
 
+    def drop_model(self) -> None:
+        """Remove weights of an earlier state of the run."""
+        self._model.unlink(missing_ok=True)
+
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what came out of the run, in `result.json`.
 
         Returns:
-            The same with the SHA-256 of the weights, by which a report identifies them, and the
-            time. A run that was finished before keeps its time.
+            The same with the SHA-256 of the weights, if they are kept, by which a report identifies
+            them, and the time. A run that was finished before keeps its time.
         """
         before = self.result
         finished = schema.now() if before is None else before.get("finished")
-        kept = {**result, "finished": finished, "model_sha256": file_digest(self._model)}
+        weights = file_digest(self._model) if self._model.exists() else None
+        kept = {**result, "finished": finished, "model_sha256": weights}
         write_json(self.path / schema.RESULT, kept)
         return kept
 

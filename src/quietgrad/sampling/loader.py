@@ -392,6 +392,11 @@ class BatchLoader:
         return self.draws.length
 
     @property
+    def left(self) -> int:
+        """The number of logical batches that the next `iter` walks, at most."""
+        return len(self) - self._next.step
+
+    @property
     def dataset(self) -> Dataset[Any]:
         """As passed."""
         return self._dataset

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from quietgrad.errors import IntegrationError
-from quietgrad.integrations.arguments import Argument, attribute, refuse_arguments, refused
+from quietgrad.integrations.common import Argument, attribute, refuse_arguments, refused
 from quietgrad.sampling.samplers import population
 
 LABEL = "not_private/"

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from quietgrad.engine.engine import PrivacyEngine
-from quietgrad.errors import BudgetExhaustedError, EngineStateError, IntegrationError
+from quietgrad.errors import (
+    BudgetExhaustedError,
+    EngineStateError,
+    IntegrationError,
+    MissingExtraError,
+)
+from quietgrad.integrations.common import share_weights
 from quietgrad.integrations.lightning_checks import (
     EPSILON,
     Source,
@@ -80,13 +87,25 @@ class StepLoader:
 
 
 class PrivateTraining(_Strategy):  # type: ignore[misc]
-    """What ``PrivateStrategy`` does, whichever package it is made for.
+    """A strategy of Lightning's Trainer that trains with differential privacy.
 
-    Attributes:
-        framework: ``lightning.pytorch`` or ``pytorch_lightning``.
+    ``training_step`` returns one loss per sample, and gets one micro-batch after another. The data
+    set, ``batch_size`` (the expected number of samples of a step, on all ranks together) and
+    ``collate_fn`` are those of the training DataLoader; samples are drawn by the engine. Loggers
+    get epsilon, and what is logged of training samples is refused. Checkpoints hold the engine's
+    state. With ``devices=2`` training is data parallel.
+
+    Args:
+        delta: Probability with which the guarantee may fail; should be below 1 / len(dataset).
+        epsilon: Target for all steps of the Trainer and for what is in ``ledger`` already.
+        noise_multiplier: The noise itself, instead of a target.
+        physical_batch_size: Largest number of samples that ``training_step`` gets at once.
+        public_metrics: Names that may be logged in training, because they are not computed from
+            training samples.
+        options: Others of ``quietgrad.PrivacyEngine``, such as ``ledger=`` or ``clipping=``.
     """
 
-    framework: Any
+    framework: Any  # lightning.pytorch or pytorch_lightning
     strategy_name = "private"
 
     def __init__(
@@ -152,8 +171,7 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
     def _setup_model(self, model: Any) -> Any:
         """Rank 0's weights on all ranks, as DistributedDataParallel does, and no wrapper."""
         if self.world_size > 1:
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, 0)
+            share_weights(model)
         return model
 
     def _find_source(self, trainer: Any) -> Source | None:
@@ -348,6 +366,22 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
             )
             raise
         self._batches = None
+
+
+def strategy_for(package: str, place: str) -> Any:
+    """The class ``PrivateStrategy`` for one of Lightning's packages.
+
+    Args:
+        package: the one that the Trainer is imported from.
+        place: the module that the class will be imported from.
+    """
+    try:
+        framework = import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(package.partition(".")[0], "lightning") from error
+    bases = (PrivateTraining, framework.strategies.DDPStrategy)
+    own = {"framework": framework, "__module__": place, "__doc__": PrivateTraining.__doc__}
+    return type("PrivateStrategy", bases, own)
 
 
 def _losses_of(output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What becomes of each argument of a framework: it works, it has no effect, or it is refused."""
+"""What adapters share: verdicts on the arguments of a framework, and the weights to begin with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import nn
 
 from quietgrad.errors import IntegrationError
 
@@ -78,3 +81,9 @@ def _has_default(owner: Any, name: str, default: Any) -> bool:
     """Whether an attribute of this name shows that the argument was left out."""
     value = getattr(owner, name, inspect.Parameter.empty)
     return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def share_weights(model: nn.Module) -> None:
+    """Rank 0's weights on all ranks, as DistributedDataParallel does."""
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, 0)

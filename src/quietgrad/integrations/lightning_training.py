@@ -149,7 +149,10 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
             super()._configure_launcher()
 
     def setup_environment(self) -> None:
-        """Join the other processes, if there are any."""
+        """Refuse what cannot be kept, before anything begins; join other processes."""
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == "fit":
+            check_trainer(trainer, self.framework)
         if self.world_size > 1:
             super().setup_environment()
         else:
@@ -157,12 +160,9 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
 
     def setup(self, trainer: Any) -> None:
         """Make the engine, once model, optimizer and data are known."""
-        is_fitting = trainer.state.fn == "fit"
-        if is_fitting:
-            check_trainer(trainer, self.framework)
         # Not that of DDPStrategy, which wraps the module.
         self.framework.strategies.Strategy.setup(self, trainer)
-        source = self._find_source(trainer) if is_fitting else None
+        source = self._find_source(trainer) if trainer.state.fn == "fit" else None
         if source is not None:
             self._engine = self._make_engine(trainer, source, check_optimizers(self.optimizers))
             self._batches = None

@@ -85,7 +85,7 @@ def make_trainer(framework, strategy, folder=None, **options):
 def fit(name="lightning", module=None, train=None, val=None, options=None, ckpt=None, **trainer):
     """Fit a module; the module, the engine and the Trainer."""
     framework, strategy = package(name)
-    module = module or build(framework)
+    module = build(framework) if module is None else module
     chosen = strategy(**(ENGINE | (options or {})))
     made = make_trainer(framework, chosen, **trainer)
     with warnings.catch_warnings():

@@ -98,6 +98,20 @@ def test_a_schedule_steps_with_the_engine():
     assert trainer.optimizers[0].param_groups[0]["lr"] == rates[-1] == 0.125
 
 
+def test_a_schedule_that_asks_for_the_number_of_steps():
+    framework, _ = package()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        total = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=total)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    _, engine, trainer = fit(module=build(framework, configure_optimizers=configure_optimizers))
+    assert trainer.lr_scheduler_configs[0].scheduler.total_steps == 2 * STEPS
+    assert engine.steps_taken == 2 * STEPS
+
+
 def test_bfloat16():
     module, _, _ = fit(precision="bf16-mixed")
     agree(weights(module), plain(context=lambda: torch.autocast("cpu", torch.bfloat16)))

@@ -237,11 +237,6 @@ def _refuse_hooks(owner: Any, base: type) -> None:
 
 def _check_module(module: Any) -> None:
     name = type(module).__name__
-    if getattr(module, "_compiler_ctx", None) is not None:
-        raise IntegrationError(
-            f"{name} was compiled by torch.compile, and what runs in it cannot be seen. Pass the "
-            "module as it is, and PrivateStrategy(compile=True)."
-        )
     if getattr(module, "truncated_bptt_steps", 0):
         raise IntegrationError(f"{name}.truncated_bptt_steps: {HOOKS['tbptt_split_batch']}.")
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:

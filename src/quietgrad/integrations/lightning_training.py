@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from quietgrad.engine.engine import PrivacyEngine
@@ -25,7 +24,6 @@ from quietgrad.errors import (
     IntegrationError,
     MissingExtraError,
 )
-from quietgrad.integrations.common import share_weights
 from quietgrad.integrations.lightning_checks import (
     EPSILON,
     Source,
@@ -34,9 +32,9 @@ from quietgrad.integrations.lightning_checks import (
     check_trainer,
     read_loader,
 )
+from quietgrad.integrations.lightning_ranks import Ranks
 from quietgrad.sampling.samplers import resolve
 
-_Strategy: Any = object  # of whichever package: this is mixed in before its DDPStrategy
 _KEY = "quietgrad"
 _FROM_LOADER = ("batch_size", "collate_fn", "num_workers", "pin_memory")
 _FROM_TRAINER = ("epochs",)
@@ -86,7 +84,7 @@ class StepLoader:
         """Nothing to load."""
 
 
-class PrivateTraining(_Strategy):  # type: ignore[misc]
+class PrivateTraining(Ranks):
     """A strategy of Lightning's Trainer that trains with differential privacy.
 
     ``training_step`` returns one loss per sample, and gets one micro-batch after another. The data
@@ -105,7 +103,6 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
         options: Others of ``quietgrad.PrivacyEngine``, such as ``ledger=`` or ``clipping=``.
     """
 
-    framework: Any  # lightning.pytorch or pytorch_lightning
     strategy_name = "private"
 
     def __init__(
@@ -144,41 +141,29 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
 
     # -- the Trainer begins ----------------------------------------------------------------------
 
-    def _configure_launcher(self) -> None:
-        if self.world_size > 1:
-            super()._configure_launcher()
-
     def setup_environment(self) -> None:
-        """Refuse what cannot be kept, before anything begins; join other processes."""
+        """Refuse what cannot be kept, before anything begins."""
         trainer = self.lightning_module.trainer
         if trainer.state.fn == "fit":
             check_trainer(trainer, self.framework)
-        if self.world_size > 1:
-            super().setup_environment()
-        else:
-            self.framework.strategies.Strategy.setup_environment(self)
+        super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
         """Make the engine, once model, optimizer and data are known."""
-        # Not that of DDPStrategy, which wraps the module.
-        self.framework.strategies.Strategy.setup(self, trainer)
-        source = self._find_source(trainer) if trainer.state.fn == "fit" else None
-        if source is not None:
-            self._engine = self._make_engine(trainer, source, check_optimizers(self.optimizers))
-            self._batches = None
-            self._watch_logs(trainer)
+        self._source, self._is_beginning = None, True
+        super().setup(trainer)
+        if trainer.state.fn == "fit":
+            trainer.fit_loop.setup_data()  # which calls process_dataloader, unless it was called
+            self._begin(trainer, self._source)
+        self._is_beginning = False
 
-    def _setup_model(self, model: Any) -> Any:
-        """Rank 0's weights on all ranks, as DistributedDataParallel does, and no wrapper."""
-        if self.world_size > 1:
-            share_weights(model)
-        return model
-
-    def _find_source(self, trainer: Any) -> Source | None:
-        """What the training loader says; None if the Trainer asks for no batches."""
-        self._source = None
-        trainer.fit_loop.setup_data()  # which calls process_dataloader
-        return self._source
+    def _begin(self, trainer: Any, source: Source | None) -> None:
+        if source is None:
+            return  # the Trainer asks for no batches
+        optimizer = check_optimizers(self.optimizers)
+        self._engine = self._make_engine(trainer, source, optimizer)
+        self._batches = None
+        self._watch_logs(trainer)
 
     def process_dataloader(self, loader: object) -> object:
         """The loader of training is replaced; those of validation stay as they are."""
@@ -201,11 +186,6 @@ class PrivateTraining(_Strategy):  # type: ignore[misc]
         if self._engine is not None:  # of a fit before: both count
             self._engine.detach()
             options["ledger"] = self._engine.ledger
-        if dist.is_initialized() and dist.get_world_size() != self.world_size:
-            raise IntegrationError(
-                f"torch.distributed has a process group of {dist.get_world_size()} ranks, and the "
-                f"Trainer has devices={self.world_size}. Give it as many devices, or end the group."
-            )
         return PrivacyEngine(
             self.lightning_module,
             optimizer,
@@ -379,7 +359,7 @@ def strategy_for(package: str, place: str) -> Any:
         framework = import_module(package)
     except ImportError as error:
         raise MissingExtraError(package.partition(".")[0], "lightning") from error
-    bases = (PrivateTraining, framework.strategies.DDPStrategy)
+    bases = (PrivateTraining, framework.strategies.ParallelStrategy)
     own = {"framework": framework, "__module__": place, "__doc__": PrivateTraining.__doc__}
     return type("PrivateStrategy", bases, own)
 

@@ -57,7 +57,7 @@ _FLOAT16 = ("GradScalerKwargs", "FP8RecipeKwargs", "AORecipeKwargs", "TERecipeKw
 
 def _dynamo(owner: Any) -> str | None:
     """The one that is in force, which may come from the environment."""
-    plugin = getattr(getattr(owner, "state", None), "dynamo_plugin", None)
+    plugin = getattr(getattr(owner, "state", owner), "dynamo_plugin", None)
     backend = getattr(getattr(plugin, "backend", None), "value", "NO")
     return attribute("dynamo_backend", "no", "NO")(owner) or (
         f"dynamo_plugin=... of {backend}" if backend != "NO" else None

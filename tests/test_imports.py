@@ -41,6 +41,7 @@ MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
 MAY_IMPORT["runs.schema"] = {"_checks", "_files", "_format", "accounting", "errors"}
 MAY_IMPORT["report"] = {*MAY_IMPORT["runs.schema"], "_version", "runs.schema"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
+MAY_IMPORT["integrations"] = {"engine", "errors", "sampling"}
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["nn"] = {"_checks", "errors"}

@@ -23,7 +23,7 @@ class Unsized(Dataset):
 
 @pytest.mark.parametrize("data", [Stream(), Unsized()])
 def test_data_without_fixed_length_is_refused(data):
-    with pytest.raises(TypeError, match=f"{type(data).__name__} has no fixed length"):
+    with pytest.raises(TypeError, match=f"{type(data).__name__} is not a data set of which"):
         BatchLoader(data, PoissonSampler().bind(1, 1))
 
 

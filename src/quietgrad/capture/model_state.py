@@ -64,10 +64,21 @@ _CLOSED = (Tensor, logging.Filterer, logging.Manager, io.IOBase, *_LOCK)
 _CALLABLES = (FunctionType, MethodType, functools.partial, CellType)
 _NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module)
 _LIBRARIES = frozenset(
-    "torch numpy scipy transformers timm peft torchvision quietgrad opacus sklearn".split()
+    (
+        "torch numpy scipy transformers timm peft torchvision quietgrad opacus sklearn accelerate "
+        "lightning lightning_fabric lightning_utilities pytorch_lightning torchmetrics"
+    ).split()
 )
-# A module may know of the first ones; the last one moves what it keeps around with every pass.
-_OWN = ("quietgrad.engine", "quietgrad.capture", "quietgrad.methods", "torch.distributed")
+# A module may know of the first ones, and of a Trainer, which knows the data set; the last one
+# moves what it keeps around with every pass.
+_OWN = (
+    "quietgrad.engine",
+    "quietgrad.capture",
+    "quietgrad.methods",
+    "lightning.pytorch.trainer",
+    "pytorch_lightning.trainer",
+    "torch.distributed",
+)
 _DEEPEST = 7
 _MOST_VISITED = 10**5
 _MOST_COMPARED = 2**16  # entries of an array; above, only its identity is

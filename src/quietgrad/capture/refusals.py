@@ -76,6 +76,19 @@ def refuse_distributed(
             raise DistributedTrainingError(f"'{name}' is a {kind}", anew)
 
 
+def refuse_wrapped_call() -> None:
+    """A forward of an engine's model that DistributedDataParallel runs, around the model."""
+    if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise DistributedTrainingError(
+            "the model is called by a DistributedDataParallel that was put around it",
+            "Call the module that it wraps, its .module: the engine adds up over the ranks of a "
+            "process group itself (docs/distributed.md). With accelerate use PrivateAccelerator, "
+            "with Lightning PrivateStrategy (docs/integrations).",
+            "it waits for all ranks in every forward, and they may have different numbers of "
+            "micro-batches",
+        )
+
+
 def _name_module(path: str) -> str:
     return f"module '{path}'" if path else "the model"
 

@@ -49,6 +49,7 @@ from quietgrad.capture.refusals import (
     refuse_foreign_gradients,
     refuse_hooks,
     refuse_unusable,
+    refuse_wrapped_call,
 )
 from quietgrad.capture.repetition import ModelCall, Recapture
 from quietgrad.capture.tape import Arrival, Sink, Tape, TapePhase
@@ -439,6 +440,8 @@ class Capture:
             self._tape.is_checkpointed = True
         has_gradients = torch.is_grad_enabled()
         if outermost and (has_gradients or self._is_out) and self._when():
+            if self._world.size > 1:
+                refuse_wrapped_call()
             self._stay_outermost(module)
             self._attributes.reset_known()  # an evaluation may have set them since
             self._record_call(module, args, kwargs)

@@ -27,7 +27,7 @@ from quietgrad.accounting.events import (
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.clipping import Clipping
 from quietgrad.distributed.world import World
-from quietgrad.errors import DistributedTrainingError
+from quietgrad.errors import DistributedTrainingError, IntegrationError
 from quietgrad.grouping.base import Group
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter
@@ -85,17 +85,41 @@ def check_seed(seed: int | None) -> int | None:
 
 
 def check_optimizer(optimizer: Any) -> Optimizer:
-    """One whose steps can be guarded."""
+    """One whose steps can be guarded; of what accelerate prepared, the optimizer itself."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}: its step "
             "could not be guarded"
         )
-    if isinstance(optimizer, LBFGS):
+    is_prepared = type(optimizer).__module__ == "accelerate.optimizer"
+    own = _unwrap_accelerated(optimizer) if is_prepared else optimizer
+    if not hasattr(own, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"{type(own).__name__} is a torch.optim.Optimizer whose class does not call "
+            "Optimizer.__init__: its steps cannot be guarded. If it wraps another, pass that one"
+        )
+    if isinstance(own, LBFGS):
         raise TypeError(
             "LBFGS evaluates the loss several times a step and cannot be used privately"
         )
-    return optimizer
+    return own
+
+
+def _unwrap_accelerated(wrapper: Any) -> Optimizer:
+    if wrapper.scaler is not None:
+        raise IntegrationError(
+            "the optimizer was prepared by an Accelerator with a GradScaler, which follows the "
+            "data: use mixed_precision='bf16', or 'no' with PrivacyEngine(loss_scale=1024.0)."
+        )
+    if wrapper.gradient_state.num_steps > 1:
+        raise IntegrationError(
+            "the optimizer was prepared by an Accelerator with gradient_accumulation_steps="
+            f"{wrapper.gradient_state.num_steps}: the samples of a step are drawn at once. Pass "
+            "PrivacyEngine(batch_size=) the expected number of samples of a whole step, and "
+            "physical_batch_size= what goes through the model at once."
+        )
+    inner: Optimizer = wrapper.optimizer
+    return inner
 
 
 def check_functions(schedule: Any, collate_fn: Any, diagnostics: Any) -> None:

@@ -209,7 +209,7 @@ class PrivacyEngine:
             else Stages(stages, is_seeded=is_seeded)
         )
         refuse_distributed(model, ranks=world.size, is_sharded=world.has_collectives)
-        check_optimizer(optimizer)
+        optimizer = check_optimizer(optimizer)
         schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
         check_world(world, diagnostics, momentum, compile)

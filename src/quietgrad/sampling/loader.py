@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from quietgrad._checks import require_count
-from quietgrad.errors import SamplingError
+from quietgrad.errors import DataError, SamplingError
 from quietgrad.sampling.custom import check_indices
 from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, population, worker_seed
 
@@ -381,7 +381,7 @@ class BatchLoader:
         self._next = Position()
         self._current: Position | None = None  # where the pass under way began
         self._loader_options: dict[str, Any] = {
-            "collate_fn": collate_fn,
+            "collate_fn": collate_fn or _collate,
             "num_workers": require_count("num_workers", num_workers, at_least=0),
             "pin_memory": pin_memory,
             "worker_init_fn": worker_init_fn,
@@ -518,6 +518,19 @@ class BatchLoader:
             generator=torch.Generator().manual_seed(seed),
             **options,
         )
+
+
+def _collate(samples: list[Any]) -> Any:
+    """As torch does, and where it cannot, what to do."""
+    try:
+        return default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"the samples of a micro-batch cannot be put together as they are ({error}). Pass "
+            "collate_fn=, a function that makes a micro-batch of a list of elements: that turns "
+            "them into tensors, or pads them to one length. (Elements of a Hugging Face data set "
+            "are tensors after data.with_format('torch').)"
+        ) from error
 
 
 def _as_it_is(micro_batch: list[Tensor]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Samplers: which samples take part in each step of a pass, and what an accountant may assume."""
 
 import math
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -27,15 +27,63 @@ def population(dataset: Dataset[Any]) -> int:
             "expected a data set, got a DataLoader: batches are drawn from single samples."
             " Pass its .dataset, and its collate_fn and num_workers"
         )
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+    if (advice := _advise(dataset)) is not None:
         raise TypeError(
-            f"sampling needs a data set with __len__ and __getitem__, and"
-            f" {type(dataset).__name__} has no fixed length: every sample must be within reach in"
-            " every step. Load the samples into a map-style data set"
+            f"{described(dataset)} is not a data set of which any element can be drawn by its "
+            f"number, by __len__ and __getitem__: {advice}"
         )
-    if len(dataset) == 0:
+    if len(dataset) == 0:  # type: ignore[arg-type]
         raise ValueError(f"the data set ({type(dataset).__name__}) is empty: nothing to sample")
-    return len(dataset)
+    return len(dataset)  # type: ignore[arg-type]
+
+
+_FRAMES = ("cudf", "dask", "modin", "pandas", "polars", "pyarrow")
+
+
+def _advise(dataset: Any) -> str | None:
+    """What to pass in place of something from which samples cannot be drawn."""
+    package = type(dataset).__module__.partition(".")[0]
+    if isinstance(dataset, IterableDataset) or (package == "datasets" and not _is_sized(dataset)):
+        return (
+            "it gives its samples one after the other. Pass list(dataset) if it fits into memory. "
+            "Else write it to disk once: load_dataset without streaming=True, "
+            "datasets.Dataset.from_generator, or a numpy.memmap"
+        )
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        if package == "datasets":
+            return (
+                f"it has splits. Pass one of them, such as data[{next(iter(dataset), 'train')!r}]"
+            )
+        return "it has columns. Pass datasets.Dataset.from_dict(columns)"
+    if package in _FRAMES:
+        return (
+            "its rows are reached by labels, or not at all. Pass frame.to_numpy(), "
+            "frame.to_dict('records') or datasets.Dataset.from_pandas(frame)"
+        )
+    if isinstance(dataset, tuple) and _are_columns(dataset):
+        return "it has columns. Pass torch.utils.data.TensorDataset(x, y), or list(zip(x, y))"
+    if isinstance(dataset, str | bytes) or not _is_sized(dataset):
+        return "pass the samples themselves, in a list or in a torch.utils.data.Dataset"
+    return None
+
+
+def _is_sized(dataset: Any) -> bool:
+    """Whether it has a length, and elements by number."""
+    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        return False
+    try:
+        len(dataset)
+    except TypeError:  # of no dimension, or sparse
+        return False
+    return True
+
+
+def _are_columns(parts: tuple[Any, ...]) -> bool:
+    """Whether these are arrays of as many rows: columns, and not samples of which there are few."""
+    if not all(getattr(each, "ndim", 0) for each in parts):
+        return False
+    lengths = {len(each) for each in parts}
+    return len(lengths) == 1 and len(parts) <= max(lengths)
 
 
 def require_batch_size(batch_size: object, population: int) -> int:

@@ -96,6 +96,10 @@ class SamplingError(QuietgradError):
     """A sampler of the user's own draws otherwise than was declared for it."""
 
 
+class IntegrationError(QuietgradError):
+    """A training framework is used in a way that would void the guarantee, or have no effect."""
+
+
 class DataError(QuietgradError):
     """A data set that is not there, or not what it should be."""
 

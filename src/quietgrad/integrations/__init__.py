@@ -1,0 +1,7 @@
+"""Adapters for frameworks that own the training loop; each needs its framework, and no other does.
+
+- :mod:`quietgrad.integrations.transformers`: ``transformers.Trainer``
+- :mod:`quietgrad.integrations.trl`: TRL's ``SFTTrainer`` and ``DPOTrainer``
+
+Import the module that you need: nothing is imported here.
+"""

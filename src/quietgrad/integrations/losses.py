@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quietgrad.errors import LossError, IntegrationError
+from quietgrad.errors import IntegrationError, LossError
 
 PerSampleLoss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's outputs and the batch with its labels: one loss per sample, ``[B]``."""

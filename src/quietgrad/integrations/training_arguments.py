@@ -56,7 +56,7 @@ WORKS = frozenset(
     dataloader_num_workers
     remove_unused_columns label_names eval_strategy eval_steps save_strategy save_steps
     save_total_limit save_only_model load_best_model_at_end greater_is_better logging_strategy
-    logging_steps logging_first_step report_to seed full_determinism
+    logging_steps logging_first_step report_to seed
     """.split()
 )
 
@@ -76,7 +76,7 @@ NEUTRAL = frozenset(
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
     dataloader_in_order length_column_name ddp_find_unused_parameters ddp_bucket_cap_mb
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout do_train do_eval do_predict
-    resume_from_checkpoint local_rank
+    resume_from_checkpoint local_rank full_determinism
     predict_with_generate generation_max_length generation_num_beams generation_config
     model_init_kwargs trust_remote_code chat_template_path dataset_text_field dataset_kwargs
     dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing_strategy
@@ -207,11 +207,11 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "loss_type": Refused(
         lambda value: (
-            value in ("nll", "sigmoid", "hinge", "ipo")
+            value in ("nll", "sigmoid", "hinge")
             or (isinstance(value, list) and len(value) == 1 and _is_loss_of_pair(value[0]))
         ),
         "no loss per sample is known for it (some compare or sort the samples of a batch)",
-        "use 'nll' in SFTConfig, or one of 'sigmoid', 'hinge' and 'ipo' in DPOConfig",
+        "use 'nll' in SFTConfig, or 'sigmoid' or 'hinge' in DPOConfig",
     ),
     "loss_weights": Refused(_is(None), "one loss is computed", _SIDE),
     "ld_alpha": Refused(_is(None), "it was not tried", _SIDE),
@@ -222,7 +222,7 @@ REFUSED: Mapping[str, Refused] = {
 
 
 def _is_loss_of_pair(name: object) -> bool:
-    return name in ("sigmoid", "hinge", "ipo")
+    return name in ("sigmoid", "hinge")
 
 
 def check_arguments(args: Any) -> None:

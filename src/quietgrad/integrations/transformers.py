@@ -58,7 +58,6 @@ from quietgrad.integrations.trainer_checks import (
     find_checkpoint,
     find_ledger,
     is_same_dataset,
-    overrides,
 )
 from quietgrad.integrations.trainer_loop import (
     EngineOptimizer,
@@ -167,7 +166,8 @@ class PrivateTrainerMixin(_Base):
         Returns:
             A tensor ``[B]``. No entry may depend on other samples of the micro-batch.
         """
-        assert self._loss is not None
+        if self._loss is None:
+            self._loss = default_loss(model, self.args.label_smoothing_factor)
         labels = self._labels(inputs)
         features = {name: value for name, value in inputs.items() if name not in labels}
         inner = base_model(model)
@@ -336,9 +336,9 @@ class PrivateTrainerMixin(_Base):
         return self.model
 
     def _make_engine(self, model: nn.Module, dataset: Any, collate: Any) -> None:
-        if self._loss is None and overrides(type(self), "per_sample_losses") is None:
-            self._loss = default_loss(model, self.args.label_smoothing_factor)
-            self._require_loss_of_the_model(model, self._loss, dataset, collate)
+        is_own = type(self).per_sample_losses is not PrivateTrainerMixin.per_sample_losses
+        if self._loss is None and not is_own:
+            self._require_loss_of_the_model(model, dataset, collate)
         ledger: Ledger | str | Path
         if self._engine is not None:
             ledger = self._engine.ledger
@@ -382,9 +382,7 @@ class PrivateTrainerMixin(_Base):
             return self._remove_unused_columns(dataset, description="training"), self.data_collator
         return dataset, self._get_collator_with_removed_columns(self.data_collator, "training")
 
-    def _require_loss_of_the_model(
-        self, model: nn.Module, loss: PerSampleLoss, dataset: Any, collate: Any
-    ) -> None:
+    def _require_loss_of_the_model(self, model: nn.Module, dataset: Any, collate: Any) -> None:
         """Refuse a model whose own loss of a single sample is another one than the default."""
         was_training = model.training
         try:
@@ -402,7 +400,7 @@ class PrivateTrainerMixin(_Base):
         is_smoothed = self.args.label_smoothing_factor > 0  # which the Trainer does, not the model
         if math.isfinite(expected) and not is_smoothed and not is_same:
             raise IntegrationError(
-                f"{type(base_model(model)).__name__} has another loss than {loss} computes from "
+                f"{type(base_model(model)).__name__} has another loss than {self._loss} computes from "
                 "its logits (that of a single sample differs: other parts are added, or positions "
                 "are counted otherwise). Pass per_sample_loss=, a function of (outputs, batch) "
                 "that returns one loss per sample."

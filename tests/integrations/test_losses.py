@@ -171,7 +171,7 @@ def test_bad_input_is_named():
             Classification(**options)
     with pytest.raises(LossError, match="2 numbers, and the model 3 classes"):
         Classification(class_weights=[1.0, 2.0])(logits, {"labels": CLASSES})
-    with pytest.raises(IntegrationError, match="no 'labels'; it has 'input_ids'|no 'labels'"):
+    with pytest.raises(IntegrationError, match="no 'labels'; it has input_ids"):
         Classification()(logits, {"input_ids": CLASSES})
     with pytest.raises(IntegrationError, match="returned no 'start_logits'"):
         QuestionAnswering()(logits, SPANS)

@@ -78,7 +78,7 @@ def test_adapters_are_saved_alone_and_go_on(tmp_path):
 def test_the_same_trainer_may_go_on_but_not_begin_again(tmp_path):
     run = trainer(tmp_path, callbacks=[Stop(4)], **SAVED)
     run.train()
-    with pytest.raises(EngineStateError, match="has trained 4 steps .*resume_from_checkpoint"):
+    with pytest.raises(EngineStateError, match=r"has trained 4 steps .*resume_from_checkpoint"):
         run.train()
     run.callback_handler.callbacks[-2].step = None
     run.train(resume_from_checkpoint=True)
@@ -114,7 +114,7 @@ def test_what_cannot_be_gone_on_from_is_named(tmp_path):
     (tmp_path / "checkpoint-4/privacy_engine.pt").unlink()
     with pytest.raises(EngineStateError, match=r"trainer_state.json.*Whole ones.*checkpoint-2\."):
         trainer(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(EngineStateError, match="privacy_engine.pt"):
+    with pytest.raises(EngineStateError, match=r"privacy_engine.pt"):
         trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     with pytest.raises(LedgerError, match="holds 6 steps of an earlier run"):
         trainer(tmp_path).train()

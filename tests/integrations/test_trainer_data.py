@@ -117,7 +117,8 @@ def test_images(tmp_path):
 
 def test_a_model_that_is_made_by_the_trainer(tmp_path):
     run = PrivateTrainer(
-        model_init=lambda: bert(), args=arguments(tmp_path, num_train_epochs=1), train_dataset=texts(24),
+        model_init=lambda: bert(), train_dataset=texts(24),
+        args=arguments(tmp_path, num_train_epochs=1),
         data_collator=hf.DataCollatorWithPadding(tokenizer()), **OPTIONS,
     )  # fmt: skip
     run.train()

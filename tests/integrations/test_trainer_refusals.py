@@ -44,9 +44,9 @@ class Sampled(PrivateTrainer):
 
 
 def test_losses_of_the_batch_are_refused(tmp_path):
-    with pytest.raises(IntegrationError, match="compute_loss_func= .* per_sample_loss="):
+    with pytest.raises(IntegrationError, match=r"compute_loss_func= .* per_sample_loss="):
         trainer(tmp_path, compute_loss_func=lambda *args, **kwargs: None)
-    with pytest.raises(IntegrationError, match="Weighted overrides compute_loss.*per_sample_los"):
+    with pytest.raises(IntegrationError, match=r"Weighted overrides compute_loss.*per_sample_los"):
         trainer(tmp_path, kind=WeightedPrivately)
     trainer(tmp_path, kind=PerSample)
     with pytest.raises(IntegrationError, match="Sampled overrides get_train_dataloader"):
@@ -104,12 +104,12 @@ def test_padding_that_counts_is_refused(tmp_path):
 def test_engine_options_are_those_of_the_engine(tmp_path):
     with pytest.raises(IntegrationError, match="'epochs', which follows from other arguments"):
         trainer(tmp_path, engine_options={"epochs": 3})
-    with pytest.raises(IntegrationError, match="'clip', which is no option.* clipping"):
+    with pytest.raises(IntegrationError, match=r"'clip', which is no option.* clipping"):
         trainer(tmp_path, engine_options={"clip": 1.0})
 
 
 def test_searches_are_refused(tmp_path):
-    with pytest.raises(IntegrationError, match="every trial.*accounting.tuned"):
+    with pytest.raises(IntegrationError, match=r"every trial.*accounting.tuned"):
         trainer(tmp_path).hyperparameter_search()
 
 
@@ -123,7 +123,7 @@ def test_there_is_no_engine_before_training(tmp_path):
 def test_several_devices_and_a_scaler_of_accelerate_are_refused(tmp_path, monkeypatch):
     args = arguments(tmp_path)
     args._n_gpu = 2
-    with pytest.raises(IntegrationError, match="2 devices .* torchrun"):
+    with pytest.raises(IntegrationError, match=r"2 devices .* torchrun"):
         PrivateTrainer(bert(), args, train_dataset=texts(8), delta=1e-3, epsilon=3.0)
     run = trainer(tmp_path)
     for name, match in (("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")):
@@ -134,7 +134,7 @@ def test_several_devices_and_a_scaler_of_accelerate_are_refused(tmp_path, monkey
             check_accelerator(run)
         setattr(run, name, False)
     run.accelerator.state._mixed_precision = "fp16"
-    with pytest.raises(IntegrationError, match="mixed precision 'fp16' .* bf16=True"):
+    with pytest.raises(IntegrationError, match=r"mixed precision 'fp16' .* bf16=True"):
         check_accelerator(run)
     run.accelerator.state._mixed_precision = "no"
 
@@ -160,5 +160,5 @@ def test_a_callback_cannot_step_or_differentiate_by_itself(tmp_path):
 
 def test_a_release_of_transformers_without_a_method_is_refused(tmp_path, monkeypatch):
     monkeypatch.delattr(hf.Trainer, "_init_training_state")
-    with pytest.raises(IntegrationError, match="has no Trainer._init_training_state"):
+    with pytest.raises(IntegrationError, match=r"has no Trainer._init_training_state"):
         trainer(tmp_path)

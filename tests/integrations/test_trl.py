@@ -15,8 +15,8 @@ datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
 
-from quietgrad.errors import IntegrationError
-from quietgrad.integrations.trl import PrivateDPOTrainer, PrivateSFTTrainer
+from quietgrad.errors import IntegrationError  # noqa: E402
+from quietgrad.integrations.trl import PrivateDPOTrainer, PrivateSFTTrainer  # noqa: E402
 
 ANSWERS = [" warm day", " snow", " rain and wind", " the sun", " cold"]
 OTHERS = [" the the", " is", " here day warm", " snow", " sun"]
@@ -178,11 +178,11 @@ def test_logs_are_the_same_for_other_data(tmp_path, words):
 
 
 def test_packing_and_auxiliary_losses_are_refused(tmp_path, words):
-    with pytest.raises(IntegrationError, match="packing=True .* packing=False"):
+    with pytest.raises(IntegrationError, match=r"packing=True .* packing=False"):
         sft(tmp_path, words, packing=True)
     with pytest.raises(IntegrationError, match="padding_free=True"):
         sft(tmp_path, words, padding_free=True, max_length=None)
-    with pytest.raises(IntegrationError, match="loss_type=.*aot.*'sigmoid'"):
+    with pytest.raises(IntegrationError, match=r"loss_type=.*aot.*'sigmoid'"):
         dpo(tmp_path, words, loss_type=["aot"])
     torch.manual_seed(0)
     experts = hf.MixtralForCausalLM(

@@ -1,4 +1,4 @@
-"""Small models, data and scripts for `transformers.Trainer`, and the engine's own loop beside it."""
+"""Small models, data and scripts for `transformers.Trainer`, and the engine's own loop."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the loop of ``transformers.Trainer`` takes for its data loader, its batch and its optimizer."""
+"""What ``transformers.Trainer`` takes for its data loader, its batch and its optimizer."""
 
 from __future__ import annotations
 

@@ -400,8 +400,8 @@ class PrivateTrainerMixin(_Base):
         is_smoothed = self.args.label_smoothing_factor > 0  # which the Trainer does, not the model
         if math.isfinite(expected) and not is_smoothed and not is_same:
             raise IntegrationError(
-                f"{type(base_model(model)).__name__} has another loss than {self._loss} computes from "
-                "its logits (that of a single sample differs: other parts are added, or positions "
+                f"{type(base_model(model)).__name__} has another loss than {self._loss} computes "
+                "from its logits (that of a single sample differs: other parts are added, or positions "
                 "are counted otherwise). Pass per_sample_loss=, a function of (outputs, batch) "
                 "that returns one loss per sample."
             )

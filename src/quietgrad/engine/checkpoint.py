@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _FORMAT = 2
 _FIELDS: dict[str, Any] = {
     "settings": Mapping,
-    "model": Mapping,
-    "optimizer": Mapping,
+    "model": Mapping | None,
+    "optimizer": Mapping | None,
     "position": Mapping,
     "budget": Mapping,
     "ledger": Mapping,
@@ -270,18 +270,19 @@ class TrainingState:
         self.steps_taken += 1
         return self.steps_taken - 1
 
-    def state_dict(self, *, is_copied: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, is_copied: bool = True, has_weights: bool = True) -> dict[str, Any]:
         """A copy of everything, as plain data and tensors on the CPU.
 
-        If it is not copied, the tensors are the model's and the optimizer's own.
+        If it is not copied, the tensors are the model's and the optimizer's own. They may be left
+        out.
         """
         copied = _copy_to_host if is_copied else dict
         return _stamp(
             {
                 "settings": dict(self.settings),
                 # Copies: weights that go on changing would run ahead of the ledger beside them.
-                "model": copied(self.model.state_dict()),
-                "optimizer": copied(self.optimizer.state_dict()),
+                "model": copied(self.model.state_dict()) if has_weights else None,
+                "optimizer": copied(self.optimizer.state_dict()) if has_weights else None,
                 "position": self.loader.bookmark(self._last_batch),
                 "budget": self.budget.state_dict(),
                 "ledger": self.ledger.to_dict(),
@@ -316,9 +317,10 @@ class TrainingState:
             self.budget.load_state_dict(
                 state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
             )
-            state = spread(state)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            if state["model"] is not None:
+                state = spread(state)
+                self.model.load_state_dict(state["model"])
+                self.optimizer.load_state_dict(state["optimizer"])
             self.radii.load(state["radii"])
             if self.momentum is not None:
                 self.momentum.load_state_dict(state["momentum"])

@@ -504,15 +504,19 @@ class PrivacyEngine:
             state = load_state(place, self._world)
         self.load_state_dict(state)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
         Unlike a module's ``state_dict`` it is a copy, on the CPU, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
+
+        Args:
+            weights: False leaves out the states of the model and of the optimizer, for those who
+                save them beside it. They must be loaded before this state is.
         """
         self._require_savable()
-        return self._state.state_dict()
+        return self._state.state_dict(has_weights=weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in an engine made with the same arguments.

@@ -82,11 +82,14 @@ class Outer(TensorFactor):
             if self.is_small:
                 return RawNorms(self, (self.rows, self.cols), SmallGramNorms, are_parts=True)
             return self._gram_norms()
-        parts = [
-            tuple(vector_norm(side, dim=2) for side in (part.rows, part.cols))
-            for _, part in self.widened()
-        ]
-        return RawNorms(self, _join(parts), LengthNorms)
+        if not self.is_half:
+            return RawNorms(self, self._lengths_of_sides(), LengthNorms)
+        return RawNorms(
+            self, _join([p._lengths_of_sides() for _, p in self.widened()]), LengthNorms
+        )
+
+    def _lengths_of_sides(self) -> tuple[Tensor, ...]:
+        return vector_norm(self.rows, dim=2), vector_norm(self.cols, dim=2)
 
     def joined_norms(self, count: int) -> RawNorms | None:
         sides, each = (self.rows, self.cols), self.batch // count
@@ -249,7 +252,7 @@ class SmallGramNorms(GramNorms):
     has_sums = True
 
     @staticmethod
-    def kind_of(raw: RawNorms) -> Hashable:
+    def kind_of(raw: RawNorms, sizes: Hashable) -> Hashable:
         tensor = raw.tensors[0]
         return raw.shape_of(tensor)[:2], tensor.dtype, tensor.device
 

@@ -1,7 +1,8 @@
 """A script for torchrun that goes on from its last state, and is killed at a line of quietgrad.
 
-KILLS has for each attempt a rank and a share: the rank is killed at that share of the lines that it
-executes in a step. Every update is noted in a file of its rank before it is made.
+KILLS has for each attempt a rank and a share: in the third step of the attempt, the rank is killed
+at that share of the lines that it executed in the second. Every update is noted in a file of its
+rank before it is made.
 """
 
 import os
@@ -17,14 +18,14 @@ import quietgrad as qg
 from tests.distributed import jobs, sharded_jobs
 
 SOURCE = str(Path(qg.__file__).parent) + os.sep
-STEPS = 8
+STEPS = 9
 
 
 class Tracer:
     """Counts the lines of quietgrad that are executed in a step, and kills at one of them."""
 
     def __init__(self, share):
-        self.share, self.lines, self.at = share, 0, None
+        self.share, self.lines, self.steps, self.at = share, 0, 0, None
 
     def trace(self, frame, event, argument):
         if not frame.f_code.co_filename.startswith(SOURCE):
@@ -38,9 +39,11 @@ class Tracer:
         return self.trace
 
     def step_over(self):
-        """The first step of an attempt tells how many lines there are; one of the next is last."""
-        if self.at is None:
-            self.at, self.lines = 1 + int(self.share * self.lines), 0
+        self.steps += 1
+        if self.steps == 2:
+            self.at = 1 + int(self.share * self.lines)
+        if self.steps <= 2:
+            self.lines = 0
 
 
 def main():
@@ -48,7 +51,8 @@ def main():
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     model = sharded_jobs.sharded() if mode == "sharded" else jobs.build()
-    model, engine = jobs.attach(model, seed=None, ledger=folder / "ledger.jsonl")
+    options = {"ledger": folder / "ledger.jsonl", "verification": os.environ["VERIFICATION"]}
+    model, engine = jobs.attach(model, seed=None, **options)
     if (folder / "state").exists():
         engine.load(folder / "state")
     notes = os.open(folder / f"updates of {rank}", os.O_APPEND | os.O_CREAT | os.O_WRONLY)

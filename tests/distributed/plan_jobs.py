@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,12 @@ SIZES = {
     "small": {"width": 128, "blocks": 4, "words": 500, "positions": 64},
     "wide": {"width": 256, "blocks": 2, "words": 1000, "positions": 32},
     "deep": {"width": 192, "blocks": 6, "words": 300, "positions": 48},
+}
+# Large beside what an interpreter takes and gives back.
+LARGER = {
+    "10 million": {"width": 384, "blocks": 5, "words": 3000, "positions": 96},
+    "20 million": {"width": 512, "blocks": 6, "words": 2000, "positions": 64},
+    "30 million": {"width": 768, "blocks": 4, "words": 2000, "positions": 48},
 }
 HEADS = 4
 
@@ -69,8 +76,8 @@ TENSOR_PLAN = {
 
 
 def data(size, samples):
-    shape = samples, SIZES[size]["positions"]
-    ids = torch.randint(0, SIZES[size]["words"], shape, generator=torch.Generator().manual_seed(1))
+    shape = samples, (SIZES | LARGER)[size]["positions"]
+    ids = torch.randint(0, (SIZES | LARGER)[size]["words"], shape, generator=torch.Generator().manual_seed(1))
     return TensorDataset(ids)
 
 
@@ -83,7 +90,7 @@ def losses(model, ids):
 
 
 def whole(size):
-    return Net(**SIZES[size])
+    return Net(**(SIZES | LARGER)[size])
 
 
 def part_of(size, mode):
@@ -189,3 +196,28 @@ def take_step(model, engine, source, mode, held=None):
         held.begin()
     engine.step()
     return running, 0 if held is None else held.peak
+
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def resident(size, mode, grouping, samples=8):
+    """Bytes that this process holds at most beyond those that it did before: later, and verified."""
+    spend("small", mode, grouping, samples)  # what is loaded when it is first used
+    gc.collect()
+    before, found = status("VmRSS"), {}
+    for verification, moment in (("once", "steady"), ("every", "verified")):
+        model, engine = attach(size, mode, grouping, samples, 1, verification)
+        source = iter(batch for _ in iter(int, 1) for batch in engine.batches())
+        for _ in range(2):
+            take_step(model, engine, source, mode)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        take_step(model, engine, source, mode)
+        found[moment] = status("VmHWM") - before
+        engine.detach()
+        del model, engine, source
+        gc.collect()
+    return found

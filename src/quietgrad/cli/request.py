@@ -3,8 +3,8 @@
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -248,9 +248,17 @@ def attach_engine(request: Request, data: TrainingData, model: nn.Module) -> "Pr
 
 
 @contextmanager
-def checkpoints(request: Request, engine: "PrivacyEngine", data: TrainingData) -> Iterator[OnStep]:
-    """Keep the run in its folder; gives the function to call after each step."""
-    checkpointer = Checkpointer(request.folder, engine, data.fingerprint)
+def checkpoints(
+    request: Request,
+    engine: "PrivacyEngine",
+    data: TrainingData,
+    decide: Callable[[bool], bool] | None = None,
+) -> Iterator[OnStep]:
+    """Keep the run in its folder; gives the function to call after each step.
+
+    With `decide` all ranks save together, when it says so; Ctrl-C then leaves the last checkpoint.
+    """
+    checkpointer = Checkpointer(request.folder, engine, data.fingerprint, decide or bool)
 
     def tell() -> None:
         """Past Python's buffers, in which the signal may have come."""
@@ -259,7 +267,12 @@ def checkpoints(request: Request, engine: "PrivacyEngine", data: TrainingData) -
 
     try:
         checkpointer.save()
-        with saved_on_interrupt(checkpointer, on_wait=tell) as stop_if_asked:
+        caught = (
+            saved_on_interrupt(checkpointer, on_wait=tell)
+            if decide is None
+            else nullcontext(lambda: None)
+        )
+        with caught as stop_if_asked:
 
             def on_step() -> None:
                 stop_if_asked()

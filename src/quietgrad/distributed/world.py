@@ -362,8 +362,9 @@ class Replicas(World):
 
     def _reduce(self, totals: Sequence[Tensor]) -> Tensor:
         """This rank's part of the sums over all ranks."""
-        flat = torch.cat([total.reshape(-1) for total in totals])
-        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % self._copies))
+        missing = -sum(total.numel() for total in totals) % self._copies
+        parts = [total.reshape(-1) for total in totals]
+        flat = torch.cat([*parts, parts[0].new_zeros(missing)] if missing else parts)
         own = flat.new_empty(flat.numel() // self._copies)
         dist.reduce_scatter_single(own, flat, group=self._owners)
         return own

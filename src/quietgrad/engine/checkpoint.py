@@ -167,6 +167,19 @@ def _copy_to_host(state: Any) -> Any:
     return copy.deepcopy(state, moved)  # which takes these for copies that it made before
 
 
+def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
+    """Of a sharded model, gathered on the CPU by all ranks together; None of one that is whole.
+
+    Weights that are tied have one name.
+    """
+    held = dict(model.named_parameters())
+    if not any(map(is_distributed_tensor, held.values())):
+        return None
+    kept = {*held, *dict(model.named_buffers())}
+    found = {name: value for name, value in model.state_dict().items() if name in kept}
+    return {name: whole_of(value.detach()).cpu().contiguous() for name, value in found.items()}
+
+
 def read_state(path: str | Path) -> dict[str, Any]:
     """The state in a file, on the CPU. Only plain data is read from it, never code.
 

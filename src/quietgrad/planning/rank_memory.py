@@ -225,7 +225,7 @@ class RankMemory:
         if self.sharers > 1:
             found = sums  # what is gathered, and becomes the gradients
             reducing = (1 + self.on_host) * sums + own
-            buffers = [reducing, sums + own + drawing, found + own]
+            buffers = [reducing, own + drawing, found + own]
         else:
             found = 0.0 if self.on_host else float(sums)
             buffers = [found + drawing]
@@ -259,13 +259,14 @@ class _Backward:
             for layer in trace.layers
         ]
         self._own = np.flatnonzero([bool(each) for each in self._layers])
+        self._mine = frozenset(self._own.tolist())
         self._places = [each[0].place if each else "" for each in self._layers]
         self._passed = {place: i for i, place in enumerate(self._places)}
         self._passed[""] = int(self._own[-1])  # what is outside of blocks is passed last
         self._ends = self._clipped_in(samples * trace.waiting, trace.waiting_limit)
 
     def _clipped_in(self, sizes: Floats, limit: int) -> Integers:
-        """For each layer the turn in which its group is clipped."""
+        """For each layer the turn in which its group is clipped; those of others are, at once."""
         last = int(self._own[-1])
         turn = {weight.name: i for i in self._own for weight in self._layers[i]}
         ends = np.arange(len(self._layers))
@@ -276,8 +277,9 @@ class _Backward:
                     ends[turn[name]] = max(end, turn[name])
         if self._memory.mode.kind == TENSOR:
             limit = 0  # ranks ask each other at once
-        waited = np.array(ends_after_waiting(ends.tolist(), sizes, limit))
-        waited = np.minimum(waited, last)
+        waited = np.minimum(ends_after_waiting(ends.tolist(), sizes, limit), last)
+        others = [i for i in range(len(ends)) if i not in self._mine]
+        waited[others] = others
         if self._memory.mode.is_sharded:
             for i in self._own:
                 if self._is_early(i):  # when gradients have passed its module, at the latest
@@ -326,16 +328,10 @@ class _Backward:
         """[n], bytes of tables of positions that wait for those of other layers, and copies."""
         trace, samples = self._memory.traced.trace, self._samples
         found = np.zeros(len(self._ends))
-        if self._memory.mode.kind == TENSOR:  # each layer's norms are made at once
-            return found
         for i in self._own:
             fitting = [t for t in trace.grams[i] if samples * t**2 <= STACKED_FLOATS]
             found[self._ends[i]] += sum(2 * _FLOAT * samples * t**2 for t in fitting)
         return _STACKED * np.minimum(found, trace.waiting_limit)
-
-    @cached_property
-    def _mine(self) -> frozenset[int]:
-        return frozenset(self._own.tolist())
 
     def _is_summed(self, layer: int, at: int, *, is_adding: bool) -> bool:
         """Whether a layer's sum is made before, or while, that of another is added."""

@@ -53,8 +53,9 @@ from quietgrad.strategies import SPARE_BYTES
 
 Groups = Sequence[Sequence[str]]
 
-# Tensors like what a model returns that its loss saves; and all such at the peak of a verification.
-_AT_THE_END, _RETURNED = 2, 9
+# Tensors like what a model returns: that its loss saves; at the peak of a verification; and that
+# are there besides if the model is run once more.
+_AT_THE_END, _RETURNED, _SECOND = 2, 9, 5
 
 
 @run_uncompiled()
@@ -318,8 +319,9 @@ class _Subject:
                 (whole.repeated, _AT_THE_END),
             )
         )
-        # What gets gradients of its arguments is run once more, to compare these, too.
-        return VerifiedPass(recorded, highest + (number > 0) * repeated, repeated, own)
+        if number:  # what has gradients of its arguments is run once more, to compare these, too
+            highest += repeated + _SECOND * own
+        return VerifiedPass(recorded, highest, repeated, own)
 
     def _handed(self, number: int) -> int:
         """Bytes per sample that a stage hands on to the next."""

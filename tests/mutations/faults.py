@@ -160,8 +160,8 @@ NOISE_AND_SAMPLING = [
     make_fault(
         "unused-parameters",
         "A parameter that no sample used gets no noise.",
-        "return self._world.noisy(totals, add_noise, list(self._trained.values()))",
-        "noisy = self._world.noisy(totals, add_noise, list(self._trained.values()))\n"
+        "return self._world.noisy(totals, add_noise, list(self._trained))",
+        "noisy = self._world.noisy(totals, add_noise, list(self._trained))\n"
         "        pairs = zip(self._trained, noisy, strict=True)\n"
         "        return [g if n in sums else 0 * g for n, g in pairs]",
         "tests/engine/test_noise_of_a_step.py",

@@ -400,11 +400,14 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
     return LedgerContent(heading["id"], heading["adjacency"], tuple(records), digest, size)
 
 
+_ENCODE = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+
+
 def chain_line(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     """The line of this content, and the hash that the next line builds on."""
-    canonical = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    canonical = _ENCODE(content)
     digest = hashlib.sha256(f"{before}\n{canonical}".encode()).hexdigest()
-    line = json.dumps({**content, "hash": digest}, separators=(",", ":"), sort_keys=True)
+    line = _ENCODE({**content, "hash": digest})
     return line.encode() + b"\n", digest
 
 

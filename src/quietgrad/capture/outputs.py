@@ -23,9 +23,10 @@ from quietgrad.capture.compare import (
     has_digits,
     leaves,
 )
-from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
-from quietgrad.capture.owners import OwnedLayout, match_rows
+from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, possible_layouts
+from quietgrad.capture.owners import OwnedLayout, ask_rows, match_rows
 from quietgrad.factors.base import (
+    Later,
     Verdict,
     all_of,
     any_of,
@@ -223,7 +224,7 @@ def _is_unused_table(tensor: Tensor, rows: OutputLayout, batch: int) -> bool:
 
 def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
     """Where the samples can be in an output: as probes of the losses left it, if they did."""
-    layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
+    layouts = possible_layouts(tensor, batch)
     if rows is not None:
         allowed = [(layout, rows.allows(layout)) for layout in layouts]
         layouts = [layout for layout, is_allowed in allowed if is_allowed]
@@ -233,12 +234,12 @@ def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> l
     return [] if owned is None or not owned.keeps_places else [owned]
 
 
-def is_reordered(known: OutputLayout, batch: int) -> bool:
+def is_reordered(known: OutputLayout, batch: int) -> Verdict:
     """Whether the rows of an output as long as the batch belong to losses at other places."""
     if not known.strict_evidence:
         return False
-    owned = match_rows(known.strict_evidence, batch)
-    return owned is not None and not owned.keeps_places
+    owned, is_told = ask_rows(known.strict_evidence, batch)
+    return all_of((is_told, negated(owned.keeps_places)))
 
 
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
@@ -316,8 +317,14 @@ def same_factors(
     new: Tensor,
     same: Same,
     find_broken: Callable[[], Tensor],
-) -> bool:
+    *,
+    patient: bool,
+) -> Verdict:
     """Whether samples ``old`` of a call got the same gradients as samples ``new`` of a repeat.
+
+    On a device the host would have to wait for the comparison of each site before it knew whether
+    there is another way to compare. So unless ``patient`` there is none: what is the same, is so,
+    and whoever reads that it is not asks again, patiently. Nothing that is returned holds factors.
 
     Args:
         before: the factors of the call.
@@ -326,6 +333,7 @@ def same_factors(
         new: the same ones in the repeat.
         same: compares what factors are made of.
         find_broken: tells the samples ``[B]`` of the call with losses that are not finite.
+        patient: whether all verdicts are to be read here.
     """
     compared: list[tuple[TargetFactor, Verdict | None]] = []
     doubtful: set[str] = set()
@@ -339,6 +347,11 @@ def same_factors(
             continue
         for one, other in zip(ones, others, strict=True):
             compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
+    verdicts = [verdict for _, verdict in compared if verdict is not None]
+    if not doubtful and len(verdicts) == len(compared):
+        is_same = all_of(verdicts)
+        if is_same is True or (isinstance(is_same, Later) and not patient):
+            return is_same
     for one, verdict in compared:
         # With fewer samples another one may be at the first of several alike sites.
         if verdict is not None and not verdict and run.is_alike and torch.equal(old, new):

@@ -7,7 +7,7 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,18 +157,13 @@ class ViolationLatch:
 
     def __init__(self) -> None:
         self._first: str | None = None
+        self._watch = _ViolationWatch(self)
         self.on_violation: Callable[[], None] = lambda: None
         self.tell: Callable[[BaseException], None] = lambda error: None
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """What is raised in here may be a violation."""
-        try:
-            yield
-        except VIOLATIONS as error:
-            self.note(error)
-            self.on_violation()
-            raise
+        return self._watch
 
     def note(self, error: BaseException) -> None:
         """Remember an error, if it is a violation."""
@@ -184,6 +179,26 @@ class ViolationLatch:
                 "Fix the model or the loss, call engine.detach(), and attach a new engine with "
                 f"ledger= this one's, so that both count. What was found first: {self._first}"
             )
+
+
+class _ViolationWatch:
+    """Tells a latch of the violations that leave it; one for all, because there are many."""
+
+    def __init__(self, latch: ViolationLatch) -> None:
+        self._latch = latch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, VIOLATIONS):
+            self._latch.note(error)
+            self._latch.on_violation()
 
 
 class BatchAccumulator:

@@ -116,6 +116,7 @@ class Budget:
             if noise_multiplier is None
             else require_positive("noise_multiplier", noise_multiplier)
         )
+        self._events: dict[tuple[float, int], GaussianEvent] = {}  # most steps are alike
         self._recorded = 0
         self._ledger_steps = ledger.steps
         self._is_off_plan = False
@@ -284,7 +285,12 @@ class Budget:
         # noise that occurs in it.
         known = pass_number == self._pass_number and sigma in self._noise_in_pass
         begins = isinstance(self._sampling, Passes) and not known
-        return GaussianEvent(sigma, self._sampling, 1, passes=int(begins), noise=self._source)
+        key = sigma, int(begins)
+        if key not in self._events:
+            self._events[key] = GaussianEvent(
+                sigma, self._sampling, 1, passes=int(begins), noise=self._source
+            )
+        return self._events[key]
 
     def _factor(self, step: int) -> float:
         return self._factors[step] if step < len(self._factors) else self._asked(step)

@@ -299,11 +299,12 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(
-            self._radii.limits, lambda: world.new_sums(Sums, self._trained(), self.groups)
+            self._radii.limits, lambda: world.new_sums(Sums, self._trained, self.groups)
         )
         self._capture = Capture(
             model, when=lambda: model.training, world=world, backend=check_backend(compile)
         )
+        self._placed = self._capture.parameters.tree.look()  # when it was last judged
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         parts = self._state, self._batch, self._capture, schedule
@@ -364,7 +365,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             if self._runner is not None:
                 raise EngineStateError(
                     "backward() in a pipeline: call engine.run(x, target=y), on all ranks, which "
@@ -404,7 +405,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             runner = self._require_runner()
             with self._batch.adding() as size:
                 self._batch.sums.is_torn = True  # a run that is cut short is not taken up again
@@ -429,7 +430,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             self._world.call = "step()"
             self._release_batch(self._batch.require_complete())
 
@@ -706,6 +707,10 @@ class PrivacyEngine:
 
     def _require_usable(self) -> None:
         refuse_compiled_caller()
+        self._require_ready()
+
+    def _require_ready(self) -> None:
+        """The same where the caller is known to be no compiled code."""
         self._update.revoke_step()
         refuse_distributed(ranks=self._world.size)  # a process group may come later, or end
         self._require_attached()
@@ -721,8 +726,10 @@ class PrivacyEngine:
 
     def _require_in_place(self) -> None:
         """Refuse a model that was wrapped or sharded after the engine was made."""
-        is_sharded = self._world.has_collectives
-        refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+        if self._placed != (now := self._capture.parameters.tree.look()):
+            is_sharded = self._world.has_collectives
+            refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+            self._placed = now
 
     def _require_attached(self) -> None:
         if not self._attached:
@@ -737,8 +744,7 @@ class PrivacyEngine:
         ):
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
-                trained = self._capture.check_trainable_set()
-                self._capture.require_unwritten()
+                trained = self._capture.require_intact()
                 self._update.require_same_parameters(trained)
                 if not self._world.has_collectives:
                     self._check_sums(batch.size)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.integrations.trainers import arguments, hf, pad, texts, trainer, weights
+from tests.integrations.trainers import hf, pad, texts, trainer, weights
 
 from quietgrad.errors import IntegrationError
 from quietgrad.integrations.training_arguments import (
@@ -226,8 +226,11 @@ def test_labels_of_another_name_and_columns_that_are_not_used(tmp_path):
     assert (weights(model) - before).abs().max() > 0
 
 
-def test_arguments_are_made_by_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match=r"max_grad_norm=1\.0, the default .* has no effect"):
-        trainer(tmp_path, max_grad_norm=1.0)
-    assert arguments(tmp_path).max_grad_norm == 0
+def test_the_default_norm_has_no_effect(tmp_path):
+    one, two = (
+        trainer(tmp_path / str(norm), max_steps=1, optim="sgd", max_grad_norm=norm)
+        for norm in (0.0, 1.0)
+    )
+    one.train()
+    two.train()
+    assert torch.equal(weights(one.model), weights(two.model))

@@ -1,6 +1,10 @@
 """Runs of `PrivateTrainer` go on from checkpoints; what was lost stays counted in the ledger."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -131,3 +135,48 @@ def test_a_ledger_that_is_named_counts_both_runs(tmp_path):
     second.train()
     assert second.engine.ledger.steps == 6
     assert not (tmp_path / "second/ledger.jsonl").exists()
+
+
+_KILLED = """
+import os, signal, sys
+from tests.integrations.trainers import hf, trainer
+
+folder, place = sys.argv[1:]
+
+class Kill(hf.TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if place == "step" and state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run = trainer(folder, callbacks=[Kill()], save_strategy="steps", save_steps=2)
+save = run._save_rng_state
+
+def save_rng_state(output_dir):
+    if place == "save" and output_dir.endswith("-4"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(output_dir)
+
+run._save_rng_state = save_rng_state
+run.train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["step", "save"])
+def test_a_killed_run_is_covered_by_the_ledger(tmp_path, place):
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tmp_path), place],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert Ledger.open(tmp_path / "ledger.jsonl").steps == 4
+    run = trainer(tmp_path, **SAVED)
+    if place == "save":
+        with pytest.raises(EngineStateError, match=r"checkpoint-4 .*Whole ones .*checkpoint-2\."):
+            run.train(resume_from_checkpoint=True)
+    last = "checkpoint-4" if place == "step" else "checkpoint-2"
+    run.train(resume_from_checkpoint=str(tmp_path / last))
+    assert run.engine.steps_taken == 6
+    assert run.engine.ledger.steps == (6 if place == "step" else 8)
+    assert run.engine.epsilon() == run.engine.ledger.epsilon(1e-3)

@@ -33,7 +33,6 @@ from quietgrad.capture.choice import (
 )
 from quietgrad.capture.compare import (
     agree_by_sample,
-    coarsest_bits,
     find_largest,
     has_digits,
     leaves,
@@ -581,7 +580,7 @@ class _Examination:
                 for place, pair in enumerate(zip(parts, found, strict=True)):
                     if has_digits(pair[0]):
                         gaps[key, number, place] = measure_gaps(
-                            *pair, self._bits, self._largest_gradient
+                            *pair, self._call.bits, self._largest_gradient
                         )
         return gaps
 
@@ -710,13 +709,8 @@ class _Examination:
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
         return OutputComparison(
-            known, batch, count, old, new, samples, self._bits, is_alike, has_whole
+            known, batch, count, old, new, samples, self._call.bits, is_alike, has_whole
         )
-
-    @cached_property
-    def _bits(self) -> int:
-        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self._call.autocast if enabled]
-        return coarsest_bits([*self._call.model.parameters(), *precisions])
 
     @cached_property
     def _reference(self) -> Execution:
@@ -737,7 +731,7 @@ class _Examination:
     ) -> Verdict:
         same_size = run.is_alike and run.batch == self.recorded.batch
         same = partial(
-            agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
+            agree_by_sample, bits=self._call.bits, largest=self._largest_gradient, same_size=same_size
         )
         broken = self._find_broken
         return same_factors(before, run, old, new, same, broken, patient=patient)

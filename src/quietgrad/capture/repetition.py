@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import new_generator
-from quietgrad.capture.compare import Node, leaves, parse_output, refuse_tangled, tensors_in
+from quietgrad.capture.compare import (
+    Node,
+    coarsest_bits,
+    leaves,
+    parse_output,
+    refuse_tangled,
+    tensors_in,
+)
 from quietgrad.capture.draws import RandomState
 from quietgrad.capture.layout import SiteKey, add_first_hook
 from quietgrad.capture.model_state import (
@@ -121,6 +128,12 @@ class ModelCall:
         if state is not None:
             call.before = copy_values(model, state.held)
         return call
+
+    @cached_property
+    def bits(self) -> int:
+        """Of the least precise type that it computes in: its weights', or that of autocast."""
+        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self.autocast if enabled]
+        return coarsest_bits([*self.model.parameters(), *precisions])
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
         """It returned this."""

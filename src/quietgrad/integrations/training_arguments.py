@@ -53,8 +53,8 @@ WORKS = frozenset(
     output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate
     lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2
     adam_epsilon optim_args label_smoothing_factor bf16 gradient_checkpointing
-    dataloader_num_workers remove_unused_columns label_names eval_strategy eval_steps save_strategy save_steps
-    save_total_limit save_only_model load_best_model_at_end greater_is_better logging_strategy
+    dataloader_num_workers remove_unused_columns label_names eval_strategy eval_steps
+    save_strategy save_steps save_total_limit save_only_model load_best_model_at_end greater_is_better logging_strategy
     logging_steps logging_first_step report_to seed
     """.split()
 )
@@ -99,8 +99,8 @@ REFUSED: Mapping[str, Refused] = {
     "max_grad_norm": Refused(
         _is(0, None, 1.0),
         "it clips the gradient of the whole batch, and private training clips that of each sample",
-        "pass max_grad_norm=0; the radius of a sample is engine_options={'radius': ...}. (The "
-        "default of TrainingArguments, 1.0, is taken for 0.)",
+        "leave it out, or pass max_grad_norm=0 (the default, 1.0, is taken for 0 here); the radius "
+        "of a sample is engine_options={'radius': ...}",
     ),
     "optim": Refused(
         lambda value: not any(part in str(value).lower() for part in ("lomo", "layerwise")),

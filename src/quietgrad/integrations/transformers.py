@@ -131,12 +131,6 @@ class PrivateTrainerMixin(_Base):
         check_dataset(self.train_dataset)
         self._trained_model()
         self.add_callback(EpochCounter(lambda: self.engine.steps_per_epoch))
-        if self.args.max_grad_norm:
-            warnings.warn(
-                "max_grad_norm=1.0, the default of TrainingArguments, has no effect in private "
-                "training, which clips each sample's gradient. Pass max_grad_norm=0 to say so.",
-                stacklevel=2,
-            )
         if log_training_loss:
             warnings.warn(
                 "log_training_loss=True: losses of training samples are logged and saved, under "
@@ -401,8 +395,8 @@ class PrivateTrainerMixin(_Base):
         if math.isfinite(expected) and not is_smoothed and not is_same:
             raise IntegrationError(
                 f"{type(base_model(model)).__name__} has another loss than {self._loss} computes "
-                "from its logits (that of a single sample differs: other parts are added, or positions "
-                "are counted otherwise). Pass per_sample_loss=, a function of (outputs, batch) "
+                "from its logits (that of a single sample differs: other parts are added, or "
+                "positions are counted otherwise). Pass per_sample_loss=, a function of (outputs, batch) "
                 "that returns one loss per sample."
             )
 

@@ -125,6 +125,11 @@ class RecordedCall:
     has_owned_rows: bool = False
     was_joined: bool = False
 
+    @cached_property
+    def broken(self) -> Tensor:
+        """The samples whose losses sent something that is not finite to the outputs."""
+        return find_broken(self.call.outputs, self.batch)
+
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> bool:
     """Refuse a call whose results for some samples depend on others, on places or on their number.
@@ -733,12 +738,8 @@ class _Examination:
         same = partial(
             agree_by_sample, bits=self._call.bits, largest=self._largest_gradient, same_size=same_size
         )
-        broken = self._find_broken
+        broken = partial(getattr, self.recorded, "broken")
         return same_factors(before, run, old, new, same, broken, patient=patient)
-
-    def _find_broken(self) -> Tensor:
-        """The samples whose losses sent something that is not finite to the outputs."""
-        return find_broken(self._call.outputs, self.recorded.batch)
 
     @cached_property
     def _largest_gradient(self) -> float | Tensor:

@@ -26,7 +26,6 @@ from quietgrad.capture.compare import (
 from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, possible_layouts
 from quietgrad.capture.owners import OwnedLayout, ask_rows, match_rows
 from quietgrad.factors.base import (
-    Later,
     Verdict,
     all_of,
     any_of,
@@ -322,7 +321,7 @@ def same_factors(
 ) -> Verdict:
     """Whether samples ``old`` of a call got the same gradients as samples ``new`` of a repeat.
 
-    On a device the host would have to wait for the comparison of each site before it knew whether
+    On a device the host would have to wait for the comparisons of all sites before it knew whether
     there is another way to compare. So unless ``patient`` there is none: what is the same, is so,
     and whoever reads that it is not asks again, patiently. Nothing that is returned holds factors.
 
@@ -347,10 +346,21 @@ def same_factors(
             continue
         for one, other in zip(ones, others, strict=True):
             compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
-    verdicts = [verdict for _, verdict in compared if verdict is not None]
-    if not doubtful and len(verdicts) == len(compared):
-        is_same = all_of(verdicts)
-        if is_same is True or (isinstance(is_same, Later) and not patient):
+
+    def are_same_totals() -> Verdict:
+        if not doubtful:
+            return True
+        # Rows of a broken sample have no owner that could be told.
+        whole = ~find_broken()[old]
+        factors, pair = (before, run.factors), (old[whole], new[whole])
+        return all_of(_is_same_total(name, *factors, *pair, same) for name in sorted(doubtful))
+
+    made = next((each for found in before.values() for each in found or ()), None)
+    if made is not None and made.factor.device.type != "cpu" and not patient:
+        known = [verdict for _, verdict in compared if verdict is not None]
+        doubtful |= {n for one, each in compared if each is None for n in one.target.names}
+        is_same = all_of((*known, are_same_totals()))
+        if is_same is not False:
             return is_same
     for one, verdict in compared:
         # With fewer samples another one may be at the first of several alike sites.
@@ -358,14 +368,7 @@ def same_factors(
             return False
         doubtful.update(() if verdict else one.target.names)
     doubtful -= run.unknown
-    if not doubtful:
-        return True
-    # Rows of a broken sample have no owner that could be told.
-    whole = ~find_broken()[old]
-    pair = old[whole], new[whole]
-    return bool(
-        all_of(_is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful))
-    )
+    return bool(are_same_totals())
 
 
 def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> Verdict | None:

@@ -120,7 +120,7 @@ class OwnedLayout(Layout):
         """The rows of some samples, in their order."""
         slots = self._slots[samples.to(self._slots.device)].flatten()
         rows = self.rows_of(tensor)
-        rows = rows[slots[slots < len(rows)]]
+        rows = rows[send(slots[slots < len(rows)], rows.device)]
         return rows.movedim(0, self.dims[0]) if len(self.dims) == 1 else rows
 
     def replace(self, tensor: Tensor, samples: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class OwnedLayout(Layout):
                 sources[mine] = others[torch.arange(len(mine)) % len(others)]
         if not self.dims:
             return tensor.clone()
-        rows = self.rows_of(tensor)[sources.to(tensor.device)]
+        rows = self.rows_of(tensor)[send(sources, tensor.device)]
         rows = rows.view(*self.owners.shape, *rows.shape[1:])
         return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
 

@@ -344,8 +344,12 @@ class ArgumentRows:
             self._note(number, rows.reshape(self._tensors[number].shape))
 
     def _note(self, number: int, rows: OwnedLayout | None) -> None:
-        if rows is not None and bool((rows.owners >= 0).any()):
-            self.found.setdefault(number, rows)
+        if rows is None or number in self.found:
+            return
+        owners = rows.owners.cpu()  # more than one thing is asked of them
+        if bool((owners >= 0).any()):
+            is_touched = torch.ones((), dtype=torch.bool)
+            self.found[number] = replace(rows, owners=owners, is_touched=is_touched)
             self.untold.discard(number)
 
 

@@ -147,7 +147,10 @@ def test_a_plan_of_ranks_in_a_terminal(llama):
     for words in ("One rank holds, at the peak of", "all-reduce", "squared norms", "for privacy"):
         assert words in shown
     assert max(map(len, result.stdout.splitlines())) <= 80
-    assert [line[:6] for line in result.stderr.splitlines()] == ["loadin", *["pass 1", "pass 2", "pass 3"]]
+    assert [line[:6] for line in result.stderr.splitlines()] == [
+        "loadin",
+        *["pass 1", "pass 2", "pass 3"],
+    ]
 
 
 def test_a_plan_of_ranks_as_json(llama):

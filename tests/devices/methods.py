@@ -148,8 +148,8 @@ def test_plans_predict_the_same_tensors(name):
     here, there = plans
     assert here.grouping == there.grouping
     assert here.recommended.peak == pytest.approx(
-        there.recommended.peak, rel=0.1
-    )  # the CPU has other kernels for attention
+        there.recommended.peak, rel=0.1, abs=1024
+    )  # the CPU has other kernels for attention; on a device verdicts wait, of a few bytes each
 
 
 class OnTwoDevices(nn.Module):

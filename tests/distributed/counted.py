@@ -27,7 +27,9 @@ class SentBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().partition("::")[2]
-        if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(("wait", "_wrap")):
+        if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(
+            ("wait", "_wrap")
+        ):
             kind = next((k for k, names in _KINDS.items() if any(n in name for n in names)), None)
             if kind is not None:
                 given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

@@ -10,12 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from tests.distributed import jobs, sharded_jobs
 
 import quietgrad as qg
-from tests.distributed import jobs, sharded_jobs
 
 SOURCE = str(Path(qg.__file__).parent) + os.sep
 STEPS = 9

@@ -77,7 +77,9 @@ TENSOR_PLAN = {
 
 def data(size, samples):
     shape = samples, (SIZES | LARGER)[size]["positions"]
-    ids = torch.randint(0, (SIZES | LARGER)[size]["words"], shape, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        0, (SIZES | LARGER)[size]["words"], shape, generator=torch.Generator().manual_seed(1)
+    )
     return TensorDataset(ids)
 
 
@@ -204,7 +206,7 @@ def status(field):
 
 
 def resident(size, mode, grouping, samples=8):
-    """Bytes that this process holds at most beyond those that it did before: later, and verified."""
+    """Bytes this process holds at most beyond those that it did before: later, and verified."""
     spend("small", mode, grouping, samples)  # what is loaded when it is first used
     gc.collect()
     before, found = status("VmRSS"), {}

@@ -44,7 +44,9 @@ def ids(positions=32, samples=1):
 
 def plan(size="small", **options):
     given = {"world": 2, "physical_batch_size": 8} | options
-    return qg.plan_ranks(plan_jobs.whole(size), plan_jobs.data(size, 2).tensors[0], plan_jobs.losses, **given)
+    return qg.plan_ranks(
+        plan_jobs.whole(size), plan_jobs.data(size, 2).tensors[0], plan_jobs.losses, **given
+    )
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,9 @@ def test_a_model_that_fits_nowhere():
     assert found.rank.memory["verified"]["gathered weights"] == 2 * count
     assert found.device == "cuda"
     # 2 operations a weight and token forward, twice that backward; attention besides.
-    assert found.rank.operations.forward == pytest.approx(2 * 1024 * (count - 32000 * 4096), rel=0.05)
+    assert found.rank.operations.forward == pytest.approx(
+        2 * 1024 * (count - 32000 * 4096), rel=0.05
+    )
     assert 0.1 < found.rank.operations.share < 0.2
 
 
@@ -176,7 +180,9 @@ def test_noise_is_drawn_once(plans):
     for mode, found in plans.items():
         drawn = sum(rank.noise_values for rank in found.ranks) * 8 / len(found.ranks)
         whole = found.parameters
-        if mode.startswith("tensor"):  # what is whole on all ranks is drawn by each, and one is kept
+        if mode.startswith(
+            "tensor"
+        ):  # what is whole on all ranks is drawn by each, and one is kept
             assert whole <= drawn < 1.1 * whole
         else:
             assert drawn == pytest.approx(whole, rel=0.01)

@@ -736,7 +736,10 @@ class _Examination:
     ) -> Verdict:
         same_size = run.is_alike and run.batch == self.recorded.batch
         same = partial(
-            agree_by_sample, bits=self._call.bits, largest=self._largest_gradient, same_size=same_size
+            agree_by_sample,
+            bits=self._call.bits,
+            largest=self._largest_gradient,
+            same_size=same_size,
         )
         broken = partial(getattr, self.recorded, "broken")
         return same_factors(before, run, old, new, same, broken, patient=patient)

@@ -334,18 +334,7 @@ def same_factors(
         find_broken: tells the samples ``[B]`` of the call with losses that are not finite.
         patient: whether all verdicts are to be read here.
     """
-    compared: list[tuple[TargetFactor, Verdict | None]] = []
-    doubtful: set[str] = set()
-    for key in before.keys() | run.factors.keys():
-        ones, others = before.get(key, []), run.factors.get(key, [])
-        if ones is None or others is None:
-            continue
-        # Rows of the same sample may be at another site of the same kind in each run.
-        if len(ones) != len(others) or any(each.is_owned for each in (*ones, *others)):
-            doubtful.update(name for each in (*ones, *others) for name in each.target.names)
-            continue
-        for one, other in zip(ones, others, strict=True):
-            compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
+    compared, doubtful = _compare_factors(before, run.factors, old, new, same)
 
     def are_same_totals() -> Verdict:
         if not doubtful:
@@ -369,6 +358,25 @@ def same_factors(
         doubtful.update(() if verdict else one.target.names)
     doubtful -= run.unknown
     return bool(are_same_totals())
+
+
+def _compare_factors(
+    before: Factors, after: Factors, old: Tensor, new: Tensor, same: Same
+) -> tuple[list[tuple[TargetFactor, Verdict | None]], set[str]]:
+    """Verdicts of factors at the same sites; parameters of which only totals can be compared."""
+    compared: list[tuple[TargetFactor, Verdict | None]] = []
+    doubtful: set[str] = set()
+    for key in before.keys() | after.keys():
+        ones, others = before.get(key, []), after.get(key, [])
+        if ones is None or others is None:
+            continue
+        # Rows of the same sample may be at another site of the same kind in each run.
+        if len(ones) != len(others) or any(each.is_owned for each in (*ones, *others)):
+            doubtful.update(name for each in (*ones, *others) for name in each.target.names)
+            continue
+        for one, other in zip(ones, others, strict=True):
+            compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
+    return compared, doubtful
 
 
 def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> Verdict | None:

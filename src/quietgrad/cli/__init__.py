@@ -16,7 +16,7 @@ COMMANDS = {
     "sweep": "Train RECIPE with every value of one or two settings.",
     "recipes": "List the recipes, or show the settings of one.",
     "check": "Find what would void the privacy guarantee, before training.",
-    "plan": "Find groups and a physical batch size for a memory budget.",
+    "plan": "Find groups and a physical batch size for a memory budget; or plan for several ranks.",
     "audit": "Test with canaries whether RECIPE is as private as it claims.",
     "epsilon": "Compute the epsilon, or the delta, that a run spends.",
     "calibrate": "Compute the noise multiplier that keeps a run within a target epsilon.",

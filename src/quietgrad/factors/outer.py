@@ -110,7 +110,7 @@ class Outer(TensorFactor):
         return self.rows @ self.rows.mT, self.cols @ self.cols.mT
 
     def _squares(self) -> tuple[Tensor, ...]:
-        """Of each block of positions with itself, and twice with those before: Grams are symmetric."""
+        """Of each block of positions with itself, and twice with earlier ones (symmetric Grams)."""
         most = MOST_BLOCKS.get(self.rows.device.type, 1)
         count = min(most, self.positions // _LEAST_BLOCK)
         size = -(-self.positions // max(1, count))

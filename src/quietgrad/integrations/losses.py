@@ -208,9 +208,8 @@ def default_loss(model: nn.Module, label_smoothing: float = 0.0) -> PerSampleLos
 
 def base_model(model: nn.Module) -> Any:
     """The model itself, without adapters of PEFT around it."""
-    if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
-        return model.get_base_model()
-    return model
+    inner: Any = getattr(model, "get_base_model", None)
+    return inner() if inner is not None and type(model).__module__.startswith("peft.") else model
 
 
 def _kind_of(logits: Tensor, labels: Tensor) -> str:
@@ -245,7 +244,7 @@ def _check_constants(class_weights: Sequence[float] | None, label_smoothing: flo
         raise ValueError(
             f"label_smoothing={label_smoothing!r} is not valid: expected a number from 0 to 1"
         )
-    numbers = () if class_weights is None else tuple(class_weights)
+    numbers: tuple[Any, ...] = () if class_weights is None else tuple(class_weights)
     if any(isinstance(each, Tensor) or not (math.isfinite(each) and each >= 0) for each in numbers):
         raise ValueError(
             f"class_weights={class_weights!r} is not valid: expected one finite number >= 0 for "

@@ -54,7 +54,8 @@ WORKS = frozenset(
     lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2
     adam_epsilon optim_args label_smoothing_factor bf16 gradient_checkpointing
     dataloader_num_workers remove_unused_columns label_names eval_strategy eval_steps
-    save_strategy save_steps save_total_limit save_only_model load_best_model_at_end greater_is_better logging_strategy
+    save_strategy save_steps save_total_limit save_only_model load_best_model_at_end
+    greater_is_better logging_strategy
     logging_steps logging_first_step report_to seed
     """.split()
 )

@@ -396,8 +396,8 @@ class PrivateTrainerMixin(_Base):
             raise IntegrationError(
                 f"{type(base_model(model)).__name__} has another loss than {self._loss} computes "
                 "from its logits (that of a single sample differs: other parts are added, or "
-                "positions are counted otherwise). Pass per_sample_loss=, a function of (outputs, batch) "
-                "that returns one loss per sample."
+                "positions are counted otherwise). Pass per_sample_loss=, a function of (outputs, "
+                "batch) that returns one loss per sample."
             )
 
     # -- checkpoints ---------------------------------------------------------------------------

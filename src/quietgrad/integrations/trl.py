@@ -36,6 +36,8 @@ except ImportError as error:
 class _WithoutTrainingMetrics(PrivateTrainerMixin):
     """TRL computes metrics of training samples beside its loss, which is not computed here."""
 
+    _metrics: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if getattr(self, "aux_loss_enabled", False):
@@ -52,7 +54,7 @@ class _WithoutTrainingMetrics(PrivateTrainerMixin):
         super().log(logs, *args, **kwargs)
 
 
-class PrivateSFTTrainer(_WithoutTrainingMetrics, SFTTrainer):
+class PrivateSFTTrainer(_WithoutTrainingMetrics, SFTTrainer):  # type: ignore[misc]
     """``trl.SFTTrainer`` with differential privacy.
 
     The unit of privacy is one row of ``train_dataset``. The loss of a sample is the mean over its
@@ -60,7 +62,7 @@ class PrivateSFTTrainer(_WithoutTrainingMetrics, SFTTrainer):
     """
 
 
-class PrivateDPOTrainer(_WithoutTrainingMetrics, DPOTrainer):
+class PrivateDPOTrainer(_WithoutTrainingMetrics, DPOTrainer):  # type: ignore[misc]
     """``trl.DPOTrainer`` with differential privacy.
 
     The unit of privacy is one preference pair: a prompt, a chosen and a rejected answer. The

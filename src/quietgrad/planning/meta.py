@@ -313,9 +313,7 @@ def batch_on_meta(batch: Any, values: KnownValues) -> Any:
     def bare(tensor: Tensor) -> Tensor:
         if is_meta(tensor):
             return tensor
-        found = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META
-        )
+        found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
         if tensor.requires_grad:
             found.requires_grad_()
         with suppress(RuntimeError):  # of a device that cannot be read

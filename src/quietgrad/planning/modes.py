@@ -1,4 +1,4 @@
-"""How ranks would share a model, and what one of them would run: a copy with its part of weights."""
+"""How ranks would share a model, and what one of them would run: a copy with some weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank holds while a micro-batch runs, while one is verified, and while a step is released.
+"""What one rank holds while a micro-batch runs or is verified, and while a step is released.
 
 The backward pass is gone through as in `memory_model`, turn by turn. What ranks add is known from
 how sums and weights travel: what is gathered, what waits to be scattered, and the buffers of both.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quietgrad.factors.base import STACKED_FLOATS
-from quietgrad.planning.memory_model import Floats, Integers, ends_after_waiting
+from quietgrad.planning.memory_model import Floats, ends_after_waiting
 from quietgrad.planning.modes import TENSOR, Mode, Weight
 from quietgrad.planning.rank_trace import RankTrace, VerifiedPass
 
@@ -67,6 +67,9 @@ class Part(NamedTuple):
     verified: VerifiedPass | None = None
 
 
+_WHOLE = Part()
+
+
 @dataclass(frozen=True, eq=False)
 class RankMemory:
     """Predicts what a rank holds.
@@ -93,7 +96,7 @@ class RankMemory:
     gathered_itemsize: int | None = None
     on_host: bool = True
     micro_batches: int = 1
-    part: Part = Part()
+    part: Part = _WHOLE
 
     # -- what is there all the time --------------------------------------------------------------
 
@@ -258,16 +261,16 @@ class _Backward:
             [weights[name] for name in layer.parameters if name in weights]
             for layer in trace.layers
         ]
-        self._own = np.flatnonzero([bool(each) for each in self._layers])
-        self._mine = frozenset(self._own.tolist())
+        self._own = [i for i, weights_of in enumerate(self._layers) if weights_of]
+        self._mine = frozenset(self._own)
         self._places = [each[0].place if each else "" for each in self._layers]
         self._passed = {place: i for i, place in enumerate(self._places)}
-        self._passed[""] = int(self._own[-1])  # what is outside of blocks is passed last
+        self._passed[""] = self._own[-1]  # what is outside of blocks is passed last
         self._ends = self._clipped_in(samples * trace.waiting, trace.waiting_limit)
 
-    def _clipped_in(self, sizes: Floats, limit: int) -> Integers:
+    def _clipped_in(self, sizes: Floats, limit: int) -> list[int]:
         """For each layer the turn in which its group is clipped; those of others are, at once."""
-        last = int(self._own[-1])
+        last = self._own[-1]
         turn = {weight.name: i for i in self._own for weight in self._layers[i]}
         ends = np.arange(len(self._layers))
         for names in self._memory.groups:
@@ -284,7 +287,8 @@ class _Backward:
             for i in self._own:
                 if self._is_early(i):  # when gradients have passed its module, at the latest
                     waited[i] = min(waited[i], max(ends[i], self._passed[self._places[i]]))
-        return waited
+        found: list[int] = waited.tolist()
+        return found
 
     @cached_property
     def _early_names(self) -> frozenset[str]:
@@ -337,8 +341,8 @@ class _Backward:
         """Whether a layer's sum is made before, or while, that of another is added."""
         ends = self._ends
         if not is_adding:
-            return bool(ends[layer] < at)
-        return bool(ends[layer] < ends[at] or (ends[layer] == ends[at] and layer <= at))
+            return ends[layer] < at
+        return ends[layer] < ends[at] or (ends[layer] == ends[at] and layer <= at)
 
     def _whole(self, at: int, *, is_adding: bool) -> tuple[float, float, float]:
         """Sums, gathered weights and buffers where sums stay as they are."""
@@ -355,8 +359,8 @@ class _Backward:
     def _sharded(self, at: int, *, is_adding: bool) -> tuple[float, float, float]:
         """The same where they are scattered."""
         memory = self._memory
-        now = int(self._ends[at]) if is_adding else at
-        last = int(self._own[-1])
+        now = self._ends[at] if is_adding else at
+        last = self._own[-1]
         is_over = is_adding and now == last and not self._is_early(at)
         waiting = scattered = 0.0
         for i in self._own:
@@ -376,7 +380,9 @@ class _Backward:
         buffers = waiting + self._next(now)
         if is_adding and self._passed[place] == now:  # then all that waits of it is scattered
             own = sum(
-                w.sum_size for w in memory.weights if w.place == place and w.name in self._early_names
+                w.sum_size
+                for w in memory.weights
+                if w.place == place and w.name in self._early_names
             )
             buffers += memory.scattered(own) - own
         return sums, gathered, buffers

@@ -236,9 +236,7 @@ def _work(rank: RankShare, device: str) -> str:
 
 
 def _advice(sentences: Sequence[str]) -> str:
-    return "\n".join(
-        fill(text, initial_indent="- ", subsequent_indent="  ") for text in sentences
-    )
+    return "\n".join(fill(text, initial_indent="- ", subsequent_indent="  ") for text in sentences)
 
 
 _SCOPE = (

@@ -28,7 +28,6 @@ from quietgrad.planning.trace import (
 )
 from quietgrad.strategies import Evaluator, Strategy
 
-
 # Of what a model returned: gradients with which a repeat begins, and copies while it is compared.
 _SEEDS, _COMPARED = 3, 7
 

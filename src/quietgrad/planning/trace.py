@@ -180,9 +180,7 @@ class Follow:
         if len(self.waiting[layer]) == len(self.layers[layer]):
             self._clip(layer)
 
-    def summarize(
-        self, model: nn.Module, samples: int, *, probing: float, inputs: float
-    ) -> Trace:
+    def summarize(self, model: nn.Module, samples: int, *, probing: float, inputs: float) -> Trace:
         """What was seen of a pass of so many samples.
 
         Args:

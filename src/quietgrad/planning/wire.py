@@ -1,7 +1,7 @@
 """What one rank sends in a step: bytes by collective, as a ring sends them.
 
-In a ring each of N ranks sends (N - 1) / N of a tensor to gather it or to reduce and scatter it, and
-twice that for an all-reduce. A broadcast counts as the tensor, once.
+In a ring each of N ranks sends (N - 1) / N of a tensor to gather it or to reduce and scatter it,
+and twice that for an all-reduce. A broadcast counts as the tensor, once.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ def normalized():
 
 
 @pytest.mark.filterwarnings("ignore:seed=", "ignore:.*cannot be repeated")
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize(
     ("make", "method"),
@@ -91,7 +92,8 @@ def test_methods_train_as_on_the_cpu(make, method, grouping):
     assert_same(*trained)
 
 
-@pytest.mark.parametrize("name", ["mlp", "images", "attention", "gpt2", "lora"])
+@pytest.mark.every_nth(2)
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "attention", "images", "lora"])
 def test_gradients_of_each_sample(name):
     model, x = build(name)
     found = []

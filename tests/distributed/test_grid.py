@@ -7,6 +7,8 @@ from . import tensor_jobs
 from .ranks import run
 from .test_tensors import CASES, assert_noise
 
+# Four processes on two cores take longer to begin than all other tests of a kind together.
+pytestmark = pytest.mark.slow
 GRID = {"replicas": 2, "sharded": True}
 REFUSED = {
     "a dimension that is left out": "the two dimensions of one mesh",

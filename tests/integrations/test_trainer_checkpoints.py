@@ -57,6 +57,7 @@ def test_steps_that_were_lost_are_counted(tmp_path):
     assert again.engine.ledger.steps == Ledger.open(tmp_path / "ledger.jsonl").steps == 7
 
 
+@pytest.mark.slow
 def test_a_target_is_kept_by_a_run_that_lost_steps(tmp_path):
     options = {"epsilon": 8.0, "engine_options": {"noise_multiplier": None}}
     crash(tmp_path, 5, **options)
@@ -68,6 +69,7 @@ def test_a_target_is_kept_by_a_run_that_lost_steps(tmp_path):
     assert again.engine.epsilon() <= 8
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_alone_and_go_on(tmp_path):
     whole = trainer(tmp_path / "whole", lora(bert()))
     whole.train()
@@ -109,6 +111,7 @@ def test_the_best_model_is_loaded_in_the_end(tmp_path):
     assert torch.equal(weights(run.model), weights(saved))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_gone_on_from_is_named(tmp_path):
     with pytest.raises(EngineStateError, match="has no checkpoint to go on from"):
         trainer(tmp_path).train(resume_from_checkpoint=True)
@@ -127,6 +130,7 @@ def test_what_cannot_be_gone_on_from_is_named(tmp_path):
         trainer(tmp_path / "new").train(str(tmp_path / "other/checkpoint-2"))
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_named_counts_both_runs(tmp_path):
     trainer(tmp_path / "first", num_train_epochs=1).train()
     second = trainer(

@@ -162,6 +162,7 @@ def _public(run):
     ]
 
 
+@pytest.mark.slow
 def test_logs_are_the_same_for_other_data(tmp_path, words):
     """And gradient checkpointing and bf16, which TRL switches on, work."""
     defaults = {"bf16": None, "gradient_checkpointing": True, "optim": "adamw_torch"}

@@ -162,15 +162,11 @@ def _phases(evidence: Evidence) -> tuple[Phase, ...]:
 
 def _sum_by_kind(events: Sequence[GaussianEvent]) -> list[GaussianEvent]:
     """Equal steps together, wherever they are: a schedule may alternate."""
-    kinds: list[GaussianEvent] = []
+    kinds: dict[tuple[object, ...], GaussianEvent] = {}
     for event in events:
-        same = (number for number, kind in enumerate(kinds) if kind.same_mechanism(event))
-        index = next(same, None)
-        if index is None:
-            kinds.append(event)
-        else:
-            kinds[index] = kinds[index].plus(event)
-    return kinds
+        kind = (event.noise_multiplier, event.noise, event.sampling, event.dataset)
+        kinds[kind] = kinds[kind].plus(event) if kind in kinds else event
+    return list(kinds.values())
 
 
 # The verdict.

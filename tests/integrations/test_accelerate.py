@@ -206,7 +206,8 @@ def test_an_argument_that_is_refused(options):
         PrivateAccelerator(cpu=True, **options)
     assert not AcceleratorState._shared_state  # nothing was set for others
     tested = {name for each in REFUSED for name in each}
-    assert tested == {n for n, each in ACCELERATOR_ARGUMENTS.items() if each.verdict == "refused"}
+    kinds = {"refused", "in part"}
+    assert tested == {n for n, each in ACCELERATOR_ARGUMENTS.items() if each.verdict in kinds}
 
 
 @pytest.mark.parametrize(

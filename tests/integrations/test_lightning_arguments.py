@@ -49,6 +49,7 @@ WORKING = {
     "max_epochs": [({"max_epochs": 2}, 2 * STEPS)],
     "max_steps": [({"max_steps": 3}, 3)],
     "max_time": [({"max_time": "00:01:00:00"}, STEPS)],
+    "precision": [({"precision": "bf16-mixed"}, STEPS)],
     "min_epochs": [({"min_epochs": 2, "max_epochs": 2}, 2 * STEPS)],
     "min_steps": [({"min_steps": STEPS}, STEPS)],
     "num_sanity_val_steps": [({"num_sanity_val_steps": 1}, STEPS)],
@@ -86,7 +87,8 @@ def test_every_callback_is_classified(name):
 def test_every_verdict_has_its_test():
     verdicts = {"works": set(WORKING) | {"strategy"}, "refused": set(REFUSED)}
     for verdict, tested in verdicts.items():
-        stated = {name for name, each in TRAINER_ARGUMENTS.items() if each.verdict == verdict}
+        kinds = {verdict, "in part"}
+        stated = {name for name, each in TRAINER_ARGUMENTS.items() if each.verdict in kinds}
         assert stated <= tested, stated - tested
 
 

@@ -34,6 +34,12 @@ _SPREAD = ("torch.nn.parallel.", "torch.distributed.")
 _NOT_SPREAD = "torch.distributed.algorithms."  # wrappers for checkpointing, in one process
 
 
+_UNWRAPPED = (
+    "the engine adds up over the ranks of a process group itself (docs/distributed.md). With "
+    "accelerate use PrivateAccelerator, with Lightning PrivateStrategy (docs/integrations)."
+)
+
+
 def refuse_distributed(
     model: nn.Module | None = None, *, ranks: int = 1, is_sharded: bool = False
 ) -> None:
@@ -63,8 +69,7 @@ def refuse_distributed(
         if (kind := _spread(type(module))) and not (is_sharded and is_fully_sharded(module)):
             raise DistributedTrainingError(
                 f"{_name_module(path)} is a {kind}",
-                "Put the module that it wraps, its .module, in its place: the engine adds up over "
-                "the ranks of a process group itself (docs/distributed.md)."
+                f"Put the module that it wraps, its .module, in its place: {_UNWRAPPED}"
                 if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
                 else anew,
             )
@@ -81,9 +86,7 @@ def refuse_wrapped_call() -> None:
     if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
         raise DistributedTrainingError(
             "the model is called by a DistributedDataParallel that was put around it",
-            "Call the module that it wraps, its .module: the engine adds up over the ranks of a "
-            "process group itself (docs/distributed.md). With accelerate use PrivateAccelerator, "
-            "with Lightning PrivateStrategy (docs/integrations).",
+            f"Call the module that it wraps, its .module: {_UNWRAPPED}",
             "it waits for all ranks in every forward, and they may have different numbers of "
             "micro-batches",
         )

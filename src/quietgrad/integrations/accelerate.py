@@ -13,7 +13,6 @@ from quietgrad.integrations.common import (
     Argument,
     attribute,
     refuse_arguments,
-    refused,
     share_weights,
 )
 
@@ -34,11 +33,6 @@ _COMPILATION = "what torch.compile makes cannot be seen. Pass PrivacyEngine(comp
 def _precision(owner: Any) -> str | None:
     found = getattr(owner, "mixed_precision", None)
     return None if str(found) in ("None", "no", "bf16") else f"mixed_precision={str(found)!r}"
-
-
-def _accumulation(owner: Any) -> str | None:
-    found = getattr(owner, "gradient_accumulation_steps", 1)
-    return None if found == 1 else f"gradient_accumulation_steps={found}"
 
 
 def _accumulation_plugin(owner: Any) -> str | None:
@@ -79,31 +73,34 @@ _PLUGIN = Argument("refused", _SHARDING, _distribution)
 ACCELERATOR_ARGUMENTS = {
     "device_placement": Argument("works"),
     "split_batches": Argument("harmless", "validation only"),
-    "mixed_precision": refused(
+    "mixed_precision": Argument(
+        "in part",
         "a GradScaler follows the data, and 8-bit types were not tried. Use 'bf16', or 'no' and "
         "PrivacyEngine(loss_scale=1024.0) for float16 of your own",
         _precision,
     ),
-    "gradient_accumulation_steps": refused(_ACCUMULATION, _accumulation),
+    "gradient_accumulation_steps": Argument(
+        "refused", _ACCUMULATION, attribute("gradient_accumulation_steps", 1)
+    ),
     "cpu": Argument("works"),
     "dataloader_config": Argument("harmless", "validation only"),
     "deepspeed_plugin": _PLUGIN,
     "fsdp_plugin": _PLUGIN,
-    "torch_tp_plugin": refused(_SHARDING, attribute("torch_tp_plugin")),
+    "torch_tp_plugin": Argument("refused", _SHARDING, attribute("torch_tp_plugin")),
     "megatron_lm_plugin": _PLUGIN,
     "rng_types": Argument("harmless", "validation only"),
     "log_with": Argument("works", "log no training losses"),
     "project_dir": Argument("works"),
     "project_config": Argument("works"),
-    "gradient_accumulation_plugin": refused(_ACCUMULATION, _accumulation_plugin),
+    "gradient_accumulation_plugin": Argument("refused", _ACCUMULATION, _accumulation_plugin),
     "step_scheduler_with_optimizer": Argument("works"),
-    "kwargs_handlers": refused(
-        "a GradScaler follows the data. Use mixed_precision='bf16'", _handlers
+    "kwargs_handlers": Argument(
+        "in part", "a GradScaler follows the data. Use mixed_precision='bf16'", _handlers
     ),
-    "dynamo_backend": refused(_COMPILATION, _dynamo),
-    "dynamo_plugin": refused(_COMPILATION, _dynamo),
+    "dynamo_backend": Argument("refused", _COMPILATION, _dynamo),
+    "dynamo_plugin": Argument("refused", _COMPILATION, _dynamo),
     "deepspeed_plugins": _PLUGIN,
-    "parallelism_config": refused(_SHARDING, attribute("parallelism_config")),
+    "parallelism_config": Argument("refused", _SHARDING, attribute("parallelism_config")),
 }
 
 _NO_SYNC = "ranks add up clipped sums in engine.step(), and at no other time. Leave it out"
@@ -154,9 +151,10 @@ class PrivateAccelerator(_Accelerator):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(_Accelerator).bind(*args, **kwargs).arguments
         # Before anything is set for the whole process, as far as it can be seen.
-        for name, value in given.items():
-            if shown := ACCELERATOR_ARGUMENTS[name].used(SimpleNamespace(**{name: value})):
-                raise IntegrationError(f"Accelerator({shown}): {ACCELERATOR_ARGUMENTS[name].note}.")
+        for name in given.keys() & ACCELERATOR_ARGUMENTS.keys():
+            argument = ACCELERATOR_ARGUMENTS[name]
+            if shown := argument.used(SimpleNamespace(**{name: given[name]})):
+                raise IntegrationError(f"Accelerator({shown}): {argument.note}.")
         super().__init__(*args, **kwargs)
         self._engines: list[PrivacyEngine] = []
         refuse_arguments(self, _Accelerator, ACCELERATOR_ARGUMENTS)

@@ -12,7 +12,7 @@ from torch import nn
 
 from quietgrad.errors import IntegrationError
 
-Verdict = Literal["works", "harmless", "refused"]
+Verdict = Literal["works", "in part", "harmless", "refused"]
 
 
 def _is_never_used(owner: Any) -> str | None:
@@ -24,7 +24,8 @@ class Argument:
     """One argument of a framework's constructor, or one of its methods.
 
     Attributes:
-        verdict: whether it works, has nothing to do with training, or is refused in some use.
+        verdict: whether it works, works in some uses and is refused in others, has nothing to do
+            with training, or is refused.
         note: what it does here; of what is refused, why, and what to do.
         used: of the object that was made with it, the use that is refused, as it was written; None
             if there is no such use.
@@ -33,11 +34,6 @@ class Argument:
     verdict: Verdict
     note: str = ""
     used: Callable[[Any], str | None] = _is_never_used
-
-
-def refused(note: str, used: Callable[[Any], str | None]) -> Argument:
-    """What must not be used, or not like this."""
-    return Argument("refused", note, used)
 
 
 def attribute(name: str, *harmless: Any) -> Callable[[Any], str | None]:
@@ -65,7 +61,7 @@ def refuse_arguments(owner: Any, kind: type, known: Mapping[str, Argument]) -> N
     where = kind.__name__
     for argument in known.values():
         if (shown := argument.used(owner)) is not None:
-            raise IntegrationError(f"{where}({shown}): {argument.note}")
+            raise IntegrationError(f"{where}({shown}): {argument.note}.")
     for name, parameter in inspect.signature(kind).parameters.items():
         is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if name not in known and not is_open and not _has_default(owner, name, parameter.default):

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from quietgrad.errors import IntegrationError
-from quietgrad.integrations.common import Argument, attribute, refuse_arguments, refused
+from quietgrad.integrations.common import Argument, attribute, refuse_arguments
 from quietgrad.sampling.samplers import population
 
 LABEL = "not_private/"
@@ -54,14 +54,6 @@ def _sync_batchnorm(trainer: Any) -> str | None:
     return "sync_batchnorm=True" if is_used else None
 
 
-def _overfit_batches(trainer: Any) -> str | None:
-    return f"overfit_batches={trainer.overfit_batches}" if trainer.overfit_batches else None
-
-
-def _num_nodes(trainer: Any) -> str | None:
-    return f"num_nodes={trainer.num_nodes}" if trainer.num_nodes != 1 else None
-
-
 _CLIPPING = (
     "the gradient of every sample is clipped already, and what is clipped after the noise was "
     "added is another gradient. Leave it out; PrivateStrategy(clipping=, radius=) sets how samples "
@@ -69,11 +61,14 @@ _CLIPPING = (
 )
 
 TRAINER_ARGUMENTS = {
-    "accelerator": refused("only CPUs and GPUs are supported, not TPUs", _accelerator),
+    "accelerator": Argument("in part", "no TPUs; GPUs were not tried", _accelerator),
     "strategy": Argument("works", "`PrivateStrategy(...)`; others are not private"),
     "devices": Argument("works", "several processes train data parallel"),
-    "num_nodes": refused("several machines were not tried. Use devices= of one", _num_nodes),
-    "precision": refused(
+    "num_nodes": Argument(
+        "refused", "several machines were not tried. Use devices= of one", attribute("num_nodes", 1)
+    ),
+    "precision": Argument(
+        "in part",
         "a GradScaler follows the data, and other types were not tried. Use 32-true, 64-true, "
         "bf16-mixed or bf16-true",
         _precision,
@@ -90,10 +85,11 @@ TRAINER_ARGUMENTS = {
     "limit_val_batches": Argument("works"),
     "limit_test_batches": Argument("works"),
     "limit_predict_batches": Argument("works"),
-    "overfit_batches": refused(
+    "overfit_batches": Argument(
+        "refused",
         "the same samples in every step are not a random draw of the data. Train on a small public "
         "data set to see whether a model can learn",
-        _overfit_batches,
+        attribute("overfit_batches", 0),
     ),
     "val_check_interval": Argument("works"),
     "check_val_every_n_epoch": Argument("works"),
@@ -102,16 +98,14 @@ TRAINER_ARGUMENTS = {
     "enable_checkpointing": Argument("works"),
     "enable_progress_bar": Argument("works", "shows epsilon"),
     "enable_model_summary": Argument("harmless"),
-    "accumulate_grad_batches": refused(
+    "accumulate_grad_batches": Argument(
+        "refused",
         "the samples of a step are drawn at once. Give the DataLoader the batch size of a whole "
         "step; PrivateStrategy(physical_batch_size=) says how many go through the model at once",
         attribute("accumulate_grad_batches", 1),
     ),
-    "gradient_clip_val": refused(_CLIPPING, attribute("gradient_clip_val", 0)),
-    "gradient_clip_algorithm": refused(
-        _CLIPPING,
-        lambda trainer: attribute("gradient_clip_algorithm")(trainer),
-    ),
+    "gradient_clip_val": Argument("refused", _CLIPPING, attribute("gradient_clip_val", 0)),
+    "gradient_clip_algorithm": Argument("refused", _CLIPPING, attribute("gradient_clip_algorithm")),
     "deterministic": Argument("works", "noise and sampling stay secret"),
     "benchmark": Argument("harmless"),
     "inference_mode": Argument("harmless"),
@@ -120,10 +114,13 @@ TRAINER_ARGUMENTS = {
     "detect_anomaly": Argument("works"),
     "barebones": Argument("works", "epsilon is not logged then"),
     "plugins": Argument("works", "precisions as above; checkpoint and cluster plugins"),
-    "sync_batchnorm": refused(
-        "BatchNorm mixes samples. Replace it: quietgrad.nn.harden(model)", _sync_batchnorm
+    "sync_batchnorm": Argument(
+        "refused",
+        "BatchNorm mixes samples. Replace it: quietgrad.nn.harden(model)",
+        _sync_batchnorm,
     ),
-    "reload_dataloaders_every_n_epochs": refused(
+    "reload_dataloaders_every_n_epochs": Argument(
+        "refused",
         "the engine is bound to one data set. Leave it out: every step draws anew",
         attribute("reload_dataloaders_every_n_epochs", 0),
     ),

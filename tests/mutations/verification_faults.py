@@ -59,8 +59,11 @@ REFUSALS = [
         "kept-places",
         "Samples that are run without others stay in order, and the first ones at their places.",
         (
-            ("take_several(displace(alone), self", "take_several(alone, self"),
-            ("yield displace(mask.nonzero().flatten())", "yield mask.nonzero().flatten()"),
+            ("take_several(displace(alone, self.recorded.batch), self", "take_several(alone, self"),
+            (
+                "yield displace(mask.nonzero().flatten(), len(mask))",
+                "yield mask.nonzero().flatten()",
+            ),
         ),
         ("tests/verification/test_large_batches.py",),
     ),

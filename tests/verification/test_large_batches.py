@@ -309,12 +309,16 @@ def test_samples_that_are_apart_train(rate):
     train(Model(lambda h: 0.1 * h.sign(), rate))
 
 
-@pytest.mark.parametrize("samples", [[], [0], [1], [0, 1], [0, 2], [1, 0], [0, 1, 2], [*range(9)]])
+@pytest.mark.parametrize(
+    "samples", [[], [0], [1], [0, 1], [0, 2], [1, 0], [0, 1, 2], [*range(9)], [*range(9, 20)]]
+)
 def test_no_sample_stays_at_its_place(samples):
     for _ in range(20):
-        found = displace(torch.tensor(samples, dtype=torch.long)).tolist()
+        found = displace(torch.tensor(samples, dtype=torch.long), 20).tolist()
         assert sorted(found) == sorted(samples)
         assert len(found) < 2 or all(sample != place for place, sample in enumerate(found))
+        from_the_end = range(20 - len(found), 20)
+        assert len(found) < 4 or all(s != p for p, s in zip(from_the_end, found, strict=True))
 
 
 class Placed(nn.Module):

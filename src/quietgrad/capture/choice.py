@@ -50,17 +50,33 @@ def random_order(count: int) -> Tensor:
     return torch.randperm(count, generator=new_generator())
 
 
-def displace(samples: Tensor) -> Tensor:
-    """These samples in a random order, in which none is at its own place in the batch.
+def displace(samples: Tensor, count: int) -> Tensor:
+    """These of ``count`` samples in a random order, in which none is at its own place in the batch.
 
-    What happens to one place of a batch then shows, wherever the place is.
+    What happens to one place of a batch then shows, wherever the place is, and whether it is
+    counted from the beginning or from the end. (Of two samples one may be at its place counted
+    from the end.)
     """
-    found = samples[random_order(len(samples))]
-    for place in range(len(found) if len(found) > 1 else 0):
-        if found[place] == place:
-            pair = [place, (place + 1) % len(found)]
-            found[pair] = found[pair[::-1]]
-    return found
+    found: list[int] = samples[random_order(len(samples))].tolist()
+    size = len(found)
+
+    def is_at_home(place: int) -> bool:
+        return found[place] in (place, place + count - size)
+
+    for place in range(size if size > 1 else 0):
+        if not is_at_home(place):
+            continue
+        for step in range(1, size):
+            other = (place + step) % size
+            found[place], found[other] = found[other], found[place]
+            if not (is_at_home(place) or is_at_home(other)):
+                break
+            found[place], found[other] = found[other], found[place]
+        else:
+            if found[place] == place:
+                other = (place + 1) % size
+                found[place], found[other] = found[other], found[place]
+    return torch.tensor(found, dtype=samples.dtype, device=samples.device)
 
 
 def split_samples(count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,7 +141,7 @@ def list_companies(masks: Sequence[Tensor], scores: Tensor | None) -> Iterator[T
     The other one is that with the largest score, and that with the smallest.
     """
     for mask in masks:
-        yield displace(mask.nonzero().flatten())
+        yield displace(mask.nonzero().flatten(), len(mask))
     chosen = int(random_order(len(masks[0]))[0])
     ends = [] if scores is None else [int(scores.argmax()), int(scores.argmin())]
     for other in (chosen, *ends):

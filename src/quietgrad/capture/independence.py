@@ -346,7 +346,7 @@ class _Examination:
         alone = kept.nonzero().flatten()
         if not is_new:
             alone = alone[random_order(len(alone))[:COPIED]]
-        alone = take_several(displace(alone), self.recorded.batch)
+        alone = take_several(displace(alone, self.recorded.batch), self.recorded.batch)
         backward = is_new or not in_whole
         is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
         explain = partial(self._explain_company, alone, self._drawn, backward=backward)

@@ -3,6 +3,9 @@
 Run by torchrun: torchrun --nproc-per-node=2 -m benchmarks.ranks MODE SETTING [--memory]
 With ``--model bert --opacus`` Opacus takes its steps in the same rounds: with gradients of every
 sample (``hooks``, copies only) and with norms first (``ghost``, in two passes).
+
+What goes over the loopback interface is counted, too. It is what this program sends if the
+interface is its own: unshare --net sh -c 'ip link set lo up && torchrun ...'
 """
 
 import argparse
@@ -102,6 +105,14 @@ class Wire:
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
 
+    def reduce_bucket(self, state: None, bucket: dist.GradBucket):
+        """What DistributedDataParallel does with gradients, out of sight of Python otherwise."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        size = dist.get_world_size()
+        self.sent["gradients"] += 2 * (size - 1) * bucket.buffer().nbytes // size
+        return allreduce_hook(None, bucket)
+
     def counted(self, name: str, share: float):
         function = getattr(dist, name)
 
@@ -113,6 +124,12 @@ class Wire:
         return patch.object(dist, name, run)
 
 
+def loopback() -> int:
+    """Bytes that went over the loopback interface so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
+
+
 def peak(*, reset: bool = False) -> float:
     """Of the memory of this process, in MiB."""
     if reset:
@@ -121,13 +138,14 @@ def peak(*, reset: bool = False) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def make_plain(options, ids):
+def make_plain(wire, options, ids):
     """A step of ordinary training."""
     model = build(options)
     if options.mode == "sharded":
         model = inner = shard(model)
     else:
         inner = nn.parallel.DistributedDataParallel(model)
+        inner.register_comm_hook(None, wire.reduce_bucket)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
@@ -197,9 +215,9 @@ def make_opacus(kind: str, options, ids):
     return step
 
 
-def list_makers(options: argparse.Namespace) -> dict[str, Callable]:
+def list_makers(options: argparse.Namespace, wire: Wire) -> dict[str, Callable]:
     """What takes steps, by name."""
-    found = {"plain": make_plain, "private": make_private}
+    found = {"plain": partial(make_plain, wire), "private": make_private}
     if options.memory:
         name = "plain" if options.setting == "plain" else "private"
         return {name: found[name]}
@@ -226,7 +244,7 @@ def main() -> None:
     ids = torch.randint(1, VOCABULARY, (64, LENGTH), generator=torch.Generator().manual_seed(1))
     size, wire = dist.get_world_size(), Wire()
     found = {"mode": options.mode, "setting": options.setting, "model": options.model}
-    makers = list_makers(options)
+    makers = list_makers(options, wire)
     steps = {name: make(options, ids) for name, make in makers.items()}
     for step in steps.values():
         step()
@@ -255,7 +273,11 @@ def main() -> None:
         ]
         for each in patches:
             each.start()
+        dist.barrier()
+        before = loopback()
         step()
+        dist.barrier()
+        found[f"loopback bytes of {name}, a rank"] = (loopback() - before) // size
         for each in patches:
             each.stop()
         found[f"bytes of {name}"] = sum(wire.sent.values())

@@ -206,7 +206,7 @@ def status(field):
 
 
 def resident(size, mode, grouping, samples=8):
-    """Bytes this process holds at most beyond those that it did before: later, and verified."""
+    """Bytes that this process holds at most beyond those of before: later, and verified."""
     spend("small", mode, grouping, samples)  # what is loaded when it is first used
     gc.collect()
     before, found = status("VmRSS"), {}

@@ -10,12 +10,18 @@ from tests.distributed import plan_jobs
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.planning.meta import FlopCounter, KnownValues, running_on_meta, without_numbers
+from quietgrad.planning.meta import (
+    FlopCounter,
+    KnownValues,
+    functions_on_meta,
+    running_on_meta,
+    without_numbers,
+)
 from quietgrad.planning.modes import parse_mode
 from quietgrad.planning.rank_trace import trace_one_sample
 
 from .measured import measured_peaks
-from .models import MODELS, SAMPLES, gpt2, recurrent, vit
+from .models import MODELS, SAMPLES, gpt2, vit
 
 
 def llama(layers=2, width=64, heads=4, inner=128, words=96, positions=32, **options):
@@ -44,9 +50,8 @@ def ids(positions=32, samples=1):
 
 def plan(size="small", **options):
     given = {"world": 2, "physical_batch_size": 8} | options
-    return qg.plan_ranks(
-        plan_jobs.whole(size), plan_jobs.data(size, 2).tensors[0], plan_jobs.losses, **given
-    )
+    batch = plan_jobs.data(size, 2).tensors[0]
+    return qg.plan_ranks(plan_jobs.whole(size), batch, plan_jobs.losses, **given)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def total(plan, moment="micro-batch"):
 # -- what is seen without numbers is what happens with them ----------------------------------------
 
 
-@pytest.mark.parametrize("make", [*MODELS.values(), recurrent])
+@pytest.mark.parametrize("make", MODELS.values())
 def test_operations_are_those_of_training(make):
     """Forward and backward of ordinary training; only matrix products and the like are counted."""
     torch.manual_seed(0)
@@ -95,8 +100,7 @@ def test_activations_are_those_of_a_pass(make):
 
 
 def test_values_that_follow_from_constants_are_known():
-    values = KnownValues()
-    with values:
+    with functions_on_meta(), KnownValues():
         counted = torch.arange(6, device="meta").view(2, 3)
         assert counted.sum().item() == 15
         assert (counted[0] == torch.tensor([0, 1, 2], device="meta")).all()
@@ -134,16 +138,15 @@ def test_a_model_that_fits_nowhere():
     options = {"mode": "fsdp2", "grouping": "block-wise", "compute_type": torch.bfloat16}
     found = qg.plan_ranks(model, ids(1024), next_token, world=8, **options)
     count = sum(parameter.numel() for parameter in model.parameters())
-    assert found.parameters == count == 666_910_720
+    assert found.parameters == count == 666_914_816
     memory = found.rank.memory["micro-batch"]
     assert memory["weights"] == pytest.approx(4 * count / 8, rel=0.01)
     assert memory["optimizer state"] == pytest.approx(8 * count / 8, rel=0.01)
     assert found.rank.memory["verified"]["gathered weights"] == 2 * count
     assert found.device == "cuda"
     # 2 operations a weight and token forward, twice that backward; attention besides.
-    assert found.rank.operations.forward == pytest.approx(
-        2 * 1024 * (count - 32000 * 4096), rel=0.05
-    )
+    computed = count - 32000 * 4096  # all but the table of words
+    assert found.rank.operations.forward == pytest.approx(2 * 1024 * computed, rel=0.05)
     assert 0.1 < found.rank.operations.share < 0.2
 
 
@@ -180,9 +183,7 @@ def test_noise_is_drawn_once(plans):
     for mode, found in plans.items():
         drawn = sum(rank.noise_values for rank in found.ranks) * 8 / len(found.ranks)
         whole = found.parameters
-        if mode.startswith(
-            "tensor"
-        ):  # what is whole on all ranks is drawn by each, and one is kept
+        if mode.startswith("tensor"):  # for what is whole each rank draws, and one is kept
             assert whole <= drawn < 1.1 * whole
         else:
             assert drawn == pytest.approx(whole, rel=0.01)
@@ -202,14 +203,17 @@ def test_later_stages_have_fewer_micro_batches_in_flight():
 
 
 def test_block_wise_holds_less_and_is_advised():
-    """Long samples: the factors of all layers are what is held."""
+    """With activation checkpointing the factors of all layers are most of what is held."""
     model = llama(8, 64, 4, 256, 32, 256)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     options = {"world": 2, "mode": "fsdp2", "physical_batch_size": 64}
     layered, blocked = (
         qg.plan_ranks(model, ids(256), next_token, grouping=grouping, **options)
         for grouping in ("all-layer", "block-wise")
     )
-    assert total(blocked) < total(layered)
+    assert total(blocked) < 0.7 * total(layered)
+    assert layered.advice[0].startswith("grouping='block-wise' holds")
+    assert not blocked.advice[0].startswith("grouping=")
     assert any("every rank gathers all weights" in text for text in layered.advice)
 
 
@@ -251,7 +255,7 @@ def test_a_plan_as_text_and_as_data(plans):
         data = json.loads(json.dumps(found.as_dict()))
         assert data["rank"]["peak"] == found.rank.peak
         assert data["mode"]["world"] == 8
-    assert "stage 0 of 4, which holds most" in str(plans["pipeline:4"])
+    assert "of 4, which holds most" in str(plans["pipeline:4"])
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -32,6 +32,11 @@ class Cost:
     floats: float
 
 
+def is_autocast_on(kind: str) -> bool:
+    """Whether operations on devices of this type are computed in another precision."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """What is computed in here has the precision of its operands, also inside of an autocast.

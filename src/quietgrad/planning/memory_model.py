@@ -165,6 +165,15 @@ class Profile:
         """[n], alive in each turn when norms are known of all that has come."""
         return self.clipped + self._held(ends)
 
+    def when_clipped(self, ends: Sequence[int]) -> Floats:
+        """[n], alive in each turn when what is clipped in it has been added up and freed."""
+        end, turns = np.asarray(ends), np.arange(self.length)
+        is_waiting = (turns[:, None] <= turns[None, :]) & (end[:, None] > turns[None, :])
+        held = (self._freed_before * is_waiting).sum(0)
+        freed = np.where(end == turns, np.diagonal(self.kept), 0.0)
+        alive: Floats = self.clipped + held - freed
+        return alive
+
     def while_clipping(self, ends: Sequence[int]) -> Floats:
         """[n], at most alive while each layer's gradients are added up, as its group is clipped.
 

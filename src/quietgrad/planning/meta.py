@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -31,6 +31,7 @@ from quietgrad.inspection.subject import copy_model
 aten = torch.ops.aten
 META = torch.device("meta")
 
+_RANDOM = torch.Tag.nondeterministic_seeded
 # What is larger is no mask or list of positions that a model would ask about.
 _MOST_VALUES = 1 << 24
 
@@ -71,9 +72,8 @@ class KnownValues(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        is_known = torch.Tag.nondeterministic_seeded not in func.tags and all(
-            self._value_of(each) is not None for each in given
-        )
+        has_values = not ("empty" in func.name() or _RANDOM in func.tags)
+        is_known = has_values and all(self._value_of(each) is not None for each in given)
         made: Any = _NOTHING if _is_for_host(func, kwargs) and any(map(is_meta, given)) else None
         if made is None:
             try:
@@ -155,22 +155,38 @@ def _place() -> str:
     return ""
 
 
-class FusedAttention(TorchFunctionMode):
-    """Attention as kernels compute it: tables of all pairs of positions are not kept.
+@contextmanager
+def functions_on_meta() -> Iterator[None]:
+    """In here functions that torch would compute otherwise on the meta device are others.
 
-    On the meta device torch would take it apart.
+    Attention is computed as kernels do it, without keeping tables of all pairs of positions. What
+    is made of numbers in the program is made on the CPU, so that they are known. (A mode would do,
+    but torch leaves it out inside of a backward pass, where checkpointed parts run again.)
     """
+    places: list[tuple[Any, str, Any]] = [
+        (F, "scaled_dot_product_attention", _attend),
+        (torch, "tensor", partial(_made_on_cpu, torch.tensor)),
+        (torch, "as_tensor", partial(_made_on_cpu, torch.as_tensor)),
+    ]
+    before = [getattr(place, name) for place, name, _ in places]
+    for place, name, other in places:
+        setattr(place, name, other)
+    try:
+        yield
+    finally:
+        for (place, name, _), own in zip(places, before, strict=True):
+            setattr(place, name, own)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+
+_ATTENTION = F.scaled_dot_product_attention
+
+
+def _made_on_cpu(make: Callable[..., Tensor], data: Any, **options: Any) -> Tensor:
+    device = options.get("device")
+    is_for_meta = device is not None and torch.device(device).type == "meta"
+    if not is_for_meta or isinstance(data, Tensor):
+        return make(data, **options)
+    return make(data, **options | {"device": "cpu"}).to(META)
 
 
 def _attend(
@@ -186,7 +202,7 @@ def _attend(
     is_usual = query.ndim == key.ndim == value.ndim == 4 and query.shape[-1] == value.shape[-1]
     needs_gradient = attn_mask is not None and attn_mask.requires_grad
     if not (is_meta(query) and is_usual) or dropout_p > 0 or needs_gradient:
-        return F.scaled_dot_product_attention(
+        return _ATTENTION(
             query,
             key,
             value,
@@ -289,7 +305,7 @@ def running_on_meta(model: nn.Module, original: nn.Module) -> Iterator[KnownValu
         if not is_meta(sources[name]):
             values.note(buffer, sources[name].detach().to("cpu", buffer.dtype))
     try:
-        with preserve_randomness(), FusedAttention(), values, doubts_noted():
+        with preserve_randomness(), functions_on_meta(), values, doubts_noted():
             yield values
     except QuietgradError:
         raise

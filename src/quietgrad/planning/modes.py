@@ -1,4 +1,4 @@
-"""How ranks would share a model, and what one of them would run: a copy with some weights."""
+"""How ranks would share a model, and what one of them runs: a copy with its part of the weights."""
 
 from __future__ import annotations
 

@@ -321,12 +321,19 @@ class _Backward:
         measured = samples * (profile.when_measured(ends) - part.before) + self._made_of_norms()
         inputs = samples * self._memory.traced.trace.inputs
         find = self._sharded if self._memory.mode.is_sharded else self._whole
-        return [
+        found = [
             Moment(active + inputs, *find(i, is_adding=is_adding))
             for is_adding, actives in ((False, before), (False, measured), (True, adding))
             for i, active in enumerate(actives)
             if i in self._mine
         ]
+        if self._memory.mode.is_sharded:
+            clipped = samples * profile.when_clipped(ends)
+            found += [
+                Moment(clipped[now] + inputs, *self._scattered(place, now))
+                for place, now in self._passed.items()
+            ]
+        return found
 
     def _made_of_norms(self) -> Floats:
         """[n], bytes of tables of positions that wait for those of other layers, and copies."""
@@ -375,17 +382,17 @@ class _Backward:
         sums = memory.sum_bytes if memory.micro_batches > 1 else scattered
         if is_over:
             return sums, 0.0, memory.scattering(self._layers[at])
-        place = self._places[at]
         gathered = memory.gathered(["", self._places[now]])
         buffers = waiting + self._next(now)
-        if is_adding and self._passed[place] == now:  # then all that waits of it is scattered
-            own = sum(
-                w.sum_size
-                for w in memory.weights
-                if w.place == place and w.name in self._early_names
-            )
-            buffers += memory.scattered(own) - own
         return sums, gathered, buffers
+
+    def _scattered(self, place: str, now: int) -> tuple[float, float, float]:
+        """When gradients have passed a module, in this turn, and its sums are on their way."""
+        memory = self._memory
+        sums, gathered, buffers = self._sharded(now, is_adding=True)
+        own = [w for w in memory.weights if w.place == place and w.name in self._early_names]
+        size = sum(weight.sum_size for weight in own if weight.is_trained)
+        return sums, gathered, buffers + memory.scattered(size) - size
 
     def _next(self, now: int) -> float:
         """Weights that are on their way: those of the block behind, while this one is passed."""

@@ -49,10 +49,10 @@ from quietgrad.planning.wire import (
     send_stage,
     send_sums,
 )
-from quietgrad.strategies import SPARE_BYTES
 
 Groups = Sequence[Sequence[str]]
 
+_MANY = 8  # samples for which kernels are chosen, where it is not said how many there will be
 # Tensors like what a model returns: that its loss saves; at the peak of a verification; and that
 # are there besides if the model is run once more.
 _AT_THE_END, _RETURNED, _SECOND = 2, 9, 5
@@ -138,9 +138,10 @@ def plan_ranks(
     stages = cut_stages(copy, shared.parts) if shared.kind == PIPELINE else []
     blocks = block_paths(copy)
     watched = [layer.path for layer in layers] if layers else blocks
-    spare = SPARE_BYTES / wanted.physical if wanted.physical else 0.0
     with as_if_on(wanted.device):
-        traced = trace_one_sample(copy, model, batch, loss_fn, watched, spare=spare)
+        traced = trace_one_sample(
+            copy, model, batch, loss_fn, watched, each=wanted.physical or _MANY
+        )
     own = model if shared.kind != TENSOR and shared.kind != PIPELINE else copy
     subject = _Subject(copy, own, traced, layers, stages, spec, wanted, compute_type)
     return subject.plan(sum(parameter.numel() for parameter in model.parameters()))

@@ -26,7 +26,7 @@ from quietgrad.planning.trace import (
     byte_count,
     layers_of,
 )
-from quietgrad.strategies import Evaluator, Strategy
+from quietgrad.strategies import SPARE_BYTES, Evaluator, Strategy
 
 # Of what a model returned: gradients with which a repeat begins, and copies while it is compared.
 _SEEDS, _COMPARED = 3, 7
@@ -91,7 +91,7 @@ def trace_one_sample(
     watched: Sequence[str],
     *,
     strategy: Strategy = "auto",
-    spare: float = 0.0,
+    each: int = 1,
 ) -> RankTrace:
     """Run a copy of a model on one sample.
 
@@ -102,7 +102,7 @@ def trace_one_sample(
         loss_fn: one loss per sample.
         watched: paths of modules of which is noted when they begin, and what goes in and out.
         strategy: as for the engine.
-        spare: bytes of gradients that a sample may keep beyond its factors.
+        each: how many samples it stands for, in the choice of kernels.
 
     Raises:
         UnsupportedOperationError: it cannot be run without numbers.
@@ -134,7 +134,8 @@ def trace_one_sample(
             verified, arrived = _verify(session, model, run, LiveBytes(outside))
             layers = layers_of(model, arrived)
             live = LiveBytes(outside)
-            follow = Follow(live, layers, Evaluator(strategy, spare=spare), lambda: counter.total)
+            evaluator = Evaluator(strategy, spare=SPARE_BYTES / each)
+            follow = Follow(live, layers, evaluator, lambda: counter.total, each)
             starts.clear()
             with counter, live:
                 session.begin(1)

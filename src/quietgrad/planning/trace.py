@@ -16,7 +16,7 @@ from quietgrad.capture.compare import tensors_in
 from quietgrad.capture.draws import preserve_randomness
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
-from quietgrad.factors.base import Dense, Factor
+from quietgrad.factors.base import STACKED_FACTOR_FLOATS, Dense, Factor
 from quietgrad.factors.combined import Combined
 from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
@@ -146,12 +146,14 @@ class Follow:
         layers: paths of modules, and their parameters that a gradient reaches.
         evaluator: chooses kernels.
         count: how many operations there were so far.
+        each: how many samples a sample stands for: kernels are chosen as for so many.
     """
 
     live: LiveBytes
     layers: Mapping[str, Sequence[str]]
     evaluator: Evaluator
     count: Callable[[], int] = lambda: 0
+    each: int = 1
     work: dict[str, LayerWork] = field(default_factory=dict)
     counted: int = 0
     grams: dict[str, list[int]] = field(default_factory=dict)
@@ -170,10 +172,13 @@ class Follow:
         layer = next(path for path, names in self.layers.items() if name in names)
         shape = shape_of(factor)
         self.shapes[layer] = max(self.shapes.get(layer, shape), shape, key=lambda s: s.size)
-        if isinstance(factor, Outer) and factor.positions > 1 and factor.groups == 1:
-            self.grams.setdefault(layer, []).append(factor.positions)
+        if self.each > 1 and isinstance(factor, Outer):
+            floats = max(factor.held_bytes() // factor.dtype.itemsize, factor.positions**2)
+            factor.is_small = factor.is_small and self.each * floats <= STACKED_FACTOR_FLOATS
         begun = self.count()
         _, held = self.evaluator.evaluate(factor)
+        if held is factor and isinstance(factor, Outer) and factor.groups == 1 < factor.positions:
+            self.grams.setdefault(layer, []).append(factor.positions)
         spent, is_made = self.count() - begun, held is not factor
         self._note_work(layer, begun - self.counted, is_made * spent, (not is_made) * spent)
         self.waiting.setdefault(layer, []).append(held)

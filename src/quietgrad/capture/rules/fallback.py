@@ -34,6 +34,7 @@ from quietgrad.factors.base import (
     all_of,
     any_of,
     content_of,
+    is_autocast_on,
     verdict_of,
 )
 
@@ -162,7 +163,7 @@ class _Operation:
 def _autocast_of(tensors: Sequence[Tensor]) -> tuple[str, torch.dtype] | None:
     """The kind of device and the type that operations are computed in, under autocast."""
     kind = tensors[0].device.type
-    return (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+    return (kind, torch.get_autocast_dtype(kind)) if is_autocast_on(kind) else None
 
 
 def _as_then(precision: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from quietgrad.capture.call import Call, Uses, by_row, sum_channels
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
-from quietgrad.factors.base import Dense, Factor, is_half, to_float32
+from quietgrad.factors.base import Dense, Factor, is_autocast_on, is_half, to_float32
 
 if TYPE_CHECKING:
     from quietgrad.capture.tape import Site
@@ -106,7 +106,7 @@ def _is_native(input: Tensor, *affine: Tensor | None) -> bool:
     dtypes = {tensor.dtype for tensor in (input, *affine) if tensor is not None}
     return (
         dtypes in ({torch.float32}, {torch.float64})
-        and not torch.is_autocast_enabled(input.device.type)
+        and not is_autocast_on(input.device.type)
         and (input.is_contiguous() or _has_channels_last(input))
         and input.numel() > 0
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from quietgrad import _progress
 from quietgrad.accounting.accountants.pld import PLD
 
 # Few examples, the same each time; `HYPOTHESIS_PROFILE=thorough` draws many, others each time.
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if places[test] % marker.args[0]:
             item.add_marker(pytest.mark.slow)
         places[test] += 1
+
+
+@pytest.fixture(autouse=True)
+def no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints must not depend on how long it takes here."""
+    monkeypatch.setattr(_progress, "FIRST", 1e6)
 
 
 class Remembered:

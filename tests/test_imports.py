@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "_checks": set(),
     "_files": set(),
     "_format": set(),
+    "_progress": set(),
     "_version": set(),
     "errors": set(),
     "keystream": set(),
@@ -27,7 +28,7 @@ MAY_IMPORT = {
     "grouping": {"_checks", "clipping"},
     "noise": {"_checks", "keystream"},
     "distributed": {"_version", "errors", "grouping", "reduction"},
-    "accounting": {"_checks", "_version", "errors"},
+    "accounting": {"_checks", "_files", "_version", "errors"},
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
@@ -36,17 +37,17 @@ MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["methods"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["diagnostics"] = {"_checks", "functional", *MAY_IMPORT["functional"]}
 MAY_IMPORT["inspection"] = {"_checks", "capture", *MAY_IMPORT["reduction"], "reduction"}
-MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "inspection"}
+MAY_IMPORT["planning"] = {*MAY_IMPORT["inspection"], "distributed", "inspection"}
 MAY_IMPORT["runs.schema"] = {"_checks", "_files", "_format", "accounting", "errors"}
 MAY_IMPORT["report"] = {*MAY_IMPORT["runs.schema"], "_version", "runs.schema"}
 MAY_IMPORT["engine"] = set(MAY_IMPORT)
-MAY_IMPORT["integrations"] = {"engine", "errors", "sampling"}
+MAY_IMPORT["integrations"] = {"_files", "accounting", "capture", "engine", "errors", "sampling"}
 MAY_IMPORT["audit"] = {"_checks", "accounting", "clipping", "engine", "sampling"}
 MAY_IMPORT["theory"] = {"_checks"}
 MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["features"] = {"_checks", "accounting", "capture", "noise"}
 MAY_IMPORT["data"] = {"_checks", "_files", "errors"}
-MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors", "runs.schema"}
+MAY_IMPORT["runs"] = {*MAY_IMPORT["report"], "engine", "report"}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}

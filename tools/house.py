@@ -30,17 +30,19 @@ LIMITS = {
     # (distributed/modes, sharding, shards; engine/parts; cli/ranks) and __main__, 182 before
     # pipelines and tensor parallelism (distributed/pipeline, tensors; engine/pipeline;
     # capture/rules/spread), 186 before capture/joining.py and traced_graph.py in three parts
-    # (graph_builder, traceability).
-    "files": 189,
+    # (graph_builder, traceability), 189 before adapters of frameworks (integrations/), plans for
+    # several ranks (planning/), verification and signatures of statements (report/) and recipes of
+    # one's own.
+    "files": 230,
     # 39,500 before accelerators (noise, loading, checkpoints, one read a step, half precision,
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
     # before data parallel training; 43,200 before compiled forwards, 44,700 before sharded weights,
     # 45,900 before pipelines and tensor parallelism, 47,000 before sites that are joined
-    # and calls that watch what guards do not see.
-    "lines": 47_600,
+    # and calls that watch what guards do not see, 47,600 before what is named under "files".
+    "lines": 57_500,
     # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
     "files in one step": 39,
-    "longest chain of imports": 16,
+    "longest chain of imports": 17,
     "single-importer modules under 100 lines": 25,
     "class names defined twice": 0,
     "modules loaded by PrivacyEngine": 120,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quietgrad.functional import ClippedSum, clipped_sum, per_sample_grads
     from quietgrad.inspection import check
     from quietgrad.methods import AdaptiveRadius, BatchClipping, InnerOuter, SelfAugmentation
-    from quietgrad.planning import AutoGrouping, plan
+    from quietgrad.planning import AutoGrouping, plan, plan_ranks
 
 __all__ = [
     "AdaptiveRadius",
@@ -63,6 +63,7 @@ __all__ = [
     "nn",
     "per_sample_grads",
     "plan",
+    "plan_ranks",
     "sampling",
     "theory",
     "transforms",
@@ -95,6 +96,7 @@ _HOMES = {
     "detach": "capture",
     "per_sample_grads": "functional",
     "plan": "planning",
+    "plan_ranks": "planning",
 }
 
 

@@ -35,6 +35,7 @@ _RELEASED_AS = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
+_RELEASED_AS_THEY_ARE = frozenset(each for each, other in _RELEASED_AS.items() if each == other)
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST = 2.0**100  # a tail of ten deviations stays far from what float32 can hold
 _SMALLEST = 2.0**-100
@@ -120,15 +121,14 @@ class Piece(NamedTuple):
 
 def output_buffer(total: Tensor) -> Tensor:
     """Where to release a total of the host: in its own memory if that will do."""
-    dtype = released_dtype(total)
-    if total.dtype == dtype and total.is_contiguous():
+    if total.dtype in _RELEASED_AS_THEY_ARE and total.is_contiguous():
         return total
-    return torch.empty(total.shape, dtype=dtype)
+    return torch.empty(total.shape, dtype=released_dtype(total))
 
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:
     """Chunks of at most ``CHUNK`` entries: large tensors are cut, small ones put together."""
-    return list(_pack(map(_piece_of, totals, rooms)))
+    return list(_pack([*map(_piece_of, totals, rooms)]))
 
 
 def _piece_of(total: Tensor, room: Tensor) -> Piece:

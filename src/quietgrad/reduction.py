@@ -23,7 +23,7 @@ from quietgrad.factors.base import (
     RawNorms,
     StackedNorms,
     doubts_noted,
-    without_autocast,
+    ignoring_autocast,
 )
 from quietgrad.factors.combined import (
     add_extremes,
@@ -38,13 +38,13 @@ from quietgrad.strategies import Evaluator
 _ROUNDING = 1e-4
 # Bytes of factors that wait to be clipped together: a CPU finds few in its cache, and other devices
 # are asked as rarely as possible how it went. So many may what norms are made of take besides.
-_WAITING_BYTES = {"cpu": 1 << 22}
+WAITING_BYTES = {"cpu": 1 << 22}
 _WAITING_BYTES_ELSEWHERE = 1 << 26
 
 
 def waiting_bytes(device: torch.device) -> int:
     """Bytes of factors that wait on a device until they are clipped together."""
-    return _WAITING_BYTES.get(device.type, _WAITING_BYTES_ELSEWHERE)
+    return WAITING_BYTES.get(device.type, _WAITING_BYTES_ELSEWHERE)
 
 
 class Sums(dict[str, Tensor]):
@@ -54,10 +54,12 @@ class Sums(dict[str, Tensor]):
 
     Attributes:
         can_redo: whether the first sum of a batch can be taken back and made again.
+        has_order: whether it matters which of the last sums are added first.
     """
 
     is_torn = False
     can_redo = True
+    has_order = False
 
     def add(self, name: str, make: Callable[[Tensor | None], Tensor]) -> None:
         """Add a parameter's sum over a micro-batch: ``make`` adds it to what it is given."""
@@ -68,7 +70,7 @@ class Sums(dict[str, Tensor]):
         known = [name for name in shares if name in self]
         if known:
             torch._foreach_add_([self[name] for name in known], [shares[n] for n in known])
-        self.update((name, share) for name, share in shares.items() if name not in self)
+        self.update({name: share for name, share in shares.items() if name not in self})
 
     def order(self, name: str) -> int:
         """The place of a parameter among those that are added last: any, as far as it matters."""
@@ -130,7 +132,8 @@ class Bulk:
                 self._single[i] = norms
                 continue
             if norms is not last[0]:  # several parameters may have one for all of them
-                last = norms, kinds.setdefault(norms.kind, {}).setdefault(norms.run, [])
+                kind, run = norms.places
+                last = norms, kinds.setdefault(kind, {}).setdefault(run, [])
             last[1].append(i)
         self.stacks: list[tuple[list[int], StackedNorms]] = []
         for alike in kinds.values():
@@ -280,8 +283,8 @@ class ClippedReducer:
 
     def parameter_done(self, name: str, factor: Factor) -> None:
         """Measure a parameter's gradients; clip its group if it was the last one missing."""
-        index = self._group_of[name]
-        if factor.device.type == "cpu":  # where every question is answered at once
+        index, device = self._group_of[name], factor.device
+        if device.type == "cpu":  # where every question is answered at once
             norms, held = self._evaluator.measure(factor)
             found = Measured(name, held, self._limited(index, norms), ())
         else:
@@ -296,7 +299,7 @@ class ClippedReducer:
             if len(self.groups) > 1:
                 self._waiting += sum(found.factor.held_bytes() for found in self._held[index])
                 # What waits differs from rank to rank; where they ask each other, nothing does.
-                if self._waiting > waiting_bytes(held.device) or self._joint is not None:
+                if self._waiting > waiting_bytes(device) or self._joint is not None:
                     self._reduce_ready(is_last=False)
 
     def joined_done(self, names: Sequence[str], factor: Factor) -> None:
@@ -333,12 +336,12 @@ class ClippedReducer:
         self._all_raw_bytes += size
         return norms
 
-    @without_autocast()
+    @ignoring_autocast
     def reduce_ready(self) -> None:
         """Clip at once what waits for others."""
         self._reduce_ready(is_last=False)
 
-    @without_autocast()
+    @ignoring_autocast
     def finish(self, *, settled: bool = True) -> None:
         """Clip what is left, also the groups in which some parameter was not used at all.
 
@@ -380,7 +383,7 @@ class ClippedReducer:
         home = self._doubts[0].is_fine.device
         return ~torch.stack([doubt.is_fine.to(home) for doubt in self._doubts]).all()
 
-    @without_autocast()
+    @ignoring_autocast
     def settle(self, is_doubtful: bool | None = None) -> None:
         """Read :attr:`doubt`, unless it was, and do again what was not so."""
         if is_doubtful is None:
@@ -404,8 +407,9 @@ class ClippedReducer:
         if not ready:
             return
         if is_last:
-            for index in ready:
-                self._held[index].sort(key=lambda found: self.grads.order(found.name))
+            if self.grads.has_order:
+                for index in ready:
+                    self._held[index].sort(key=lambda found: self.grads.order(found.name))
             self.grads.begin_last([found.name for i in ready for found in self._held[i]])
         bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
         for index in ready:

@@ -81,7 +81,7 @@ Strategy = Literal["auto", "ghost", "keep", "discard"]
 
 # Without a budget, gradients that are kept may take so many bytes more than the factors that they
 # replace, or this share of all factors that the backward pass has made so far.
-_SPARE_BYTES, _SPARE_SHARE = 1 << 26, 0.125
+SPARE_BYTES, _SPARE_SHARE = 1 << 26, 0.125
 # A way that holds more than another has to be faster by this.
 _WORTH_MEMORY = 1.1
 
@@ -138,6 +138,7 @@ class Evaluator:
             factors made so far.
         timings: of earlier evaluations, to go by and to add to; without them formulas decide, and
             the same is done in the same way each time.
+        spare: bytes that are 64 MiB for all samples of a micro-batch, where fewer are evaluated.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Evaluator:
         strategy: Strategy,
         memory_budget: int | None = None,
         timings: Timings[Kernel] | None = None,
+        spare: float = SPARE_BYTES,
     ) -> None:
         if strategy not in get_args(Strategy):
             names = ", ".join(get_args(Strategy))
@@ -152,7 +154,7 @@ class Evaluator:
         self._strategy: Strategy = strategy
         if memory_budget is not None:
             require_count("memory_budget (bytes)", memory_budget, at_least=0)
-        self._budget = memory_budget
+        self._budget, self._spare = memory_budget, spare
         self._timings = timings
         self._kept: dict[int, int] = {}  # bytes of what was materialized, as the budget counts
         self._seen = 0  # bytes of all factors so far
@@ -163,7 +165,7 @@ class Evaluator:
 
         Or what norms are made of, to be computed with those of other factors.
         """
-        if isinstance(factor, Dense):
+        if type(factor) is Dense:  # of an abstract class isinstance asks in Python
             return factor.raw_norms(), factor
         if factor.is_small and self._strategy in ("auto", "ghost"):
             return self._measure(factor, Kernel("ghost"))
@@ -235,7 +237,7 @@ class Evaluator:
 
     def _ways(self, factor: Factor) -> list[Kernel]:
         """Those that come into question, the cheapest by the formulas first."""
-        if isinstance(factor, Dense):
+        if type(factor) is Dense:
             return [Kernel("ghost")]
         costs = self._costs(factor)
         if self._strategy != "auto":
@@ -272,7 +274,7 @@ class Evaluator:
     def _room(self) -> float:
         if self._budget is not None:
             return self._budget
-        return max(_SPARE_BYTES, _SPARE_SHARE * self._seen)
+        return max(self._spare, _SPARE_SHARE * self._seen)
 
 
 def _dearness(way: Kernel) -> float:

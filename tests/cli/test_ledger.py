@@ -1,7 +1,9 @@
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
+from tests.golden.cases import FINISHED
 
 from quietgrad.accounting import GaussianEvent, Ledger, Passes, Poisson
 from quietgrad.cli import main
@@ -65,3 +67,37 @@ def test_delta_is_checked(file, delta):
     result = run(file, "--delta", delta)
     assert result.exit_code == 2
     assert "--delta" in result.output
+
+
+def said(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_the_ledger_in_a_folder_is_at_the_delta_of_the_run(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(FINISHED, folder)
+    found = said(folder)
+    assert found["delta"] == 1e-3
+    assert found["epsilon"]["pld"]["epsilon"] > 0
+    assert said(folder / "ledger.jsonl")["delta"] == 1e-3
+    (folder / "settings.json").unlink()
+    assert said(folder)["delta"] == 1e-3  # of the configuration
+    assert said(folder, "--delta", "1e-5")["delta"] == 1e-5
+
+
+def test_without_a_delta_epsilon_is_printed_at_several(file):
+    found = said(file)
+    assert (found["delta"], found["epsilon"]) == (None, {})
+    deltas = [each["delta"] for each in found["curve"]]
+    assert deltas == [1e-4, 1e-5, 1e-6, 1e-8]
+    spent = [each["pld"] for each in found["curve"]]
+    assert spent == sorted(spent)
+    text = run(file).output
+    assert "no delta stated" in text
+    assert "at delta 1e-05 by pld (upper bound)" in text
+
+
+def test_a_folder_without_a_ledger_is_refused(tmp_path):
+    result = run(tmp_path)
+    assert result.exit_code == 2
+    assert "ledger.jsonl cannot be read" in result.output

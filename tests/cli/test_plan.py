@@ -111,3 +111,67 @@ def test_errors_in_the_users_code_are_shown_as_such(target):
     result = run("plan", target.replace(":small", ":failing"), "--memory", "1GB")
     assert result.exit_code == 2
     assert "In the code to be checked" in result.output
+
+
+LLAMA = """
+import torch
+import torch.nn.functional as F
+
+def losses(model, ids):
+    logits = model(input_ids=ids).logits[:, :-1]
+    return F.cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(1)
+
+def llama():
+    import transformers
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    words = {"vocab_size": 100, "intermediate_size": 128, "max_position_embeddings": 32}
+    with torch.device("meta"):
+        config = transformers.LlamaConfig(**sizes, **words, use_cache=False)
+        model = transformers.LlamaForCausalLM(config)
+    return model.train(), torch.zeros(1, 32, dtype=torch.long), losses
+"""
+
+
+@pytest.fixture
+def llama(tmp_path):
+    file = tmp_path / "llama_to_plan.py"
+    file.write_text(LLAMA)
+    return f"{file}:llama"
+
+
+def test_a_plan_of_ranks_in_a_terminal(llama):
+    result = run("plan", llama, "--world", "8", "--mode", "tensor-parallel:4")
+    assert result.exit_code == 0, result.output
+    shown = text_of(result)
+    assert result.stdout.startswith("Tensor parallel on 4 ranks, 2 beside each other")
+    for words in ("One rank holds, at the peak of", "all-reduce", "squared norms", "for privacy"):
+        assert words in shown
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert [line[:6] for line in result.stderr.splitlines()] == [
+        "loadin",
+        *["pass 1", "pass 2", "pass 3"],
+    ]
+
+
+def test_a_plan_of_ranks_as_json(llama):
+    options = ("--mode", "fsdp2", "--grouping", "block-wise", "--compute-type", "bfloat16")
+    found = run_json("plan", llama, "--world", "8", *options, "--physical-batch-size", "2")
+    assert found["target"] == llama
+    assert (found["batch_size"], found["physical_batch_size"], found["groups"]) == (16, 2, 6)
+    moments = found["rank"]["memory"]
+    assert list(moments) == ["micro-batch", "verified", "release"]
+    assert found["rank"]["peak"] == max(sum(each.values()) for each in moments.values())
+    assert found["rank"]["sent_in_all"] == sum(each["size"] for each in found["rank"]["sent"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mode", "fsdp2"), "add --world N"),
+        (("--world", "2", "--layers"), "--layers has no effect with --world"),
+        (("--world", "8", "--mode", "hsdp:3x2"), "to be 8"),
+        (("--world", "2", "--compute-type", "int8"), "compute-type='int8'"),
+    ],
+)
+def test_options_of_ranks_that_are_refused(llama, options, words):
+    assert_refused(run("plan", llama, *options), words)

@@ -37,7 +37,7 @@ KINDS = {
 
 @pytest.fixture(params=[1 << 19, 1], ids=["at once", "one by one"])
 def _chunks(request, monkeypatch):
-    monkeypatch.setitem(base._WIDENED_FLOATS, "cpu", request.param)
+    monkeypatch.setitem(base.WIDENED_FLOATS, "cpu", request.param)
 
 
 def pair(kind, dtype):

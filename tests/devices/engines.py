@@ -77,6 +77,7 @@ def require_same(one, other):
 
 
 @pytest.mark.filterwarnings("ignore:seed=")
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("saved_on", PLACES)
 @pytest.mark.parametrize("loaded_on", PLACES)

@@ -266,7 +266,7 @@ def train(place, name, kind, steps=3, **options):
     return model, engine
 
 
-@pytest.mark.every_nth(6)
+@pytest.mark.every_nth(9)
 @pytest.mark.filterwarnings("ignore:seed=")
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("kind", ["plain", "adaptive radius", "momentum", "micro-batches"])

@@ -65,6 +65,7 @@ def normalized():
 
 
 @pytest.mark.filterwarnings("ignore:seed=", "ignore:.*cannot be repeated")
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize(
     ("make", "method"),
@@ -91,7 +92,8 @@ def test_methods_train_as_on_the_cpu(make, method, grouping):
     assert_same(*trained)
 
 
-@pytest.mark.parametrize("name", ["mlp", "images", "attention", "gpt2", "lora"])
+@pytest.mark.every_nth(2)
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "attention", "images", "lora"])
 def test_gradients_of_each_sample(name):
     model, x = build(name)
     found = []
@@ -148,8 +150,8 @@ def test_plans_predict_the_same_tensors(name):
     here, there = plans
     assert here.grouping == there.grouping
     assert here.recommended.peak == pytest.approx(
-        there.recommended.peak, rel=0.1
-    )  # the CPU has other kernels for attention
+        there.recommended.peak, rel=0.1, abs=1024
+    )  # the CPU has other kernels for attention; on a device verdicts wait, of a few bytes each
 
 
 class OnTwoDevices(nn.Module):

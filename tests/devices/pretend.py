@@ -192,6 +192,9 @@ def register() -> _DeviceModule:
     library.impl("empty.memory_format", _factory(torch.empty), "PrivateUse1")
     library.impl("empty_strided", _factory(torch.empty_strided), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
+    # Torch makes these without entries, and lets kernels resize them: here that would not be seen.
+    for name in ("arange", "arange.start", "arange.start_step", "eye", "eye.m"):
+        library.impl(name, _factory(getattr(torch, name.partition(".")[0])), "PrivateUse1")
     torch.Generator = _Generator  # type: ignore[misc]
     module.library = library  # type: ignore[attr-defined]  # it would be undone with the object
     return module
@@ -208,6 +211,8 @@ def _factory(function: Any) -> Callable[..., Tensor]:
     def make(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> Tensor:
         place = torch.device(device or NAME)
         own = torch.device(NAME, place.index or 0)
+        if _counts and function.__name__ not in _FREE:
+            _counts[-1].launches[function.__name__, _line()] += 1
         return PretendTensor(function(*args, device="cpu", **kwargs), own)
 
     return make
@@ -239,7 +244,10 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return leaf
         if id(leaf) in known:  # it was written in place
             return known[id(leaf)]
-        return PretendTensor(leaf, device) if device.type == NAME else leaf
+        if device.type != NAME:
+            return leaf
+        # Torch cannot be told that a tensor is conjugated or negated when its numbers are read.
+        return PretendTensor(leaf.resolve_conj().resolve_neg(), device)
 
     return tree_map(wrap, output)
 

@@ -1,6 +1,7 @@
 """An engine's own gradients, measured as they are clipped."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -77,3 +78,19 @@ def test_a_resumed_run_goes_on_in_its_file_and_another_does_not(tmp_path):
     resumed.load(tmp_path / "state.pt")
     step(resumed, model)
     assert [record.step for record in read_history(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("radius", "is_alike"), [(1e-6, True), (1e6, False)])
+@pytest.mark.parametrize("clipping", ["abadi", "auto-s", "psac"])
+def test_clipping_functions_that_act_alike_are_told_with_a_label(clipping, radius, is_alike):
+    recorder = StepRecorder(every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(recorder, clipping=clipping, radius=radius)
+    said = [str(each.message) for each in caught if "act alike" in str(each.message)]
+    assert len(said) == int(is_alike)  # once, however many measurements there are
+    assert all("NOT PRIVATE" in words for words in said)
+    shown = str(recorder.history[0].measurement)
+    assert recorder.history[0].measurement.are_all_clipped is is_alike
+    assert ("act alike" in shown) is is_alike
+    assert shown.startswith("NOT PRIVATE")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +90,9 @@ def main():
             if module:
                 places = (importlib.import_module(f"tests.distributed.{module}"),)
             job = next(getattr(each, function) for each in places if hasattr(each, function))
+            begun = time.perf_counter()
             found.append(job(**options))
+            print(f"{name} {options}: {time.perf_counter() - begun:.1f} s")
         except Exception as error:
             found.append({"error": type(error).__name__, "message": str(error)})
             traceback.print_exc()

@@ -1,6 +1,7 @@
 """What ranks with parts of the layers' weights do in tests; each returns plain data."""
 
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -48,7 +49,7 @@ class Net(nn.Module):
 class ScaledBlock(Block):
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x)) * self.scale))
@@ -62,11 +63,12 @@ class Scaled(Net):
         self.blocks[0] = ScaledBlock().double()
 
 
-def data(samples=40, broken=False):
+def data(samples=40, broken=False, half=False):
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
     if broken:
         x[3] = float("nan")
+    x = x.float() if half else x
     return TensorDataset(x, torch.randint(0, WORDS, (samples, 4), generator=generator))
 
 
@@ -74,15 +76,22 @@ def losses(model, x, ids):
     return F.cross_entropy(model(x, ids).transpose(1, 2), ids, reduction="none").mean(1)
 
 
-def find_mesh(replicas=1):
+def find_grid(replicas=1):
     from torch.distributed.device_mesh import init_device_mesh
 
     size = dist.get_world_size() // replicas
-    return init_device_mesh("cpu", (replicas, size), mesh_dim_names=("dp", "tp"))["tp"]
+    return init_device_mesh("cpu", (replicas, size), mesh_dim_names=("dp", "tp"))
 
 
-def spread(model, replicas=1):
-    """As tensor parallel models are made; nothing in a process alone."""
+def find_mesh(replicas=1):
+    return find_grid(replicas)["tp"]
+
+
+def spread(model, replicas=1, sharded=False):
+    """As tensor parallel models are made; nothing in a process alone.
+
+    Beside each other there are copies, or they are sharded.
+    """
     if not dist.is_initialized():
         return model
     from torch.distributed.tensor import Replicate
@@ -99,13 +108,24 @@ def spread(model, replicas=1):
         **{f"blocks.{i}.up": ColwiseParallel() for i in (0, 1)},
         **{f"blocks.{i}.down": RowwiseParallel() for i in (0, 1)},
     }
-    return parallelize_module(model, find_mesh(replicas), plan)
+    mesh = find_grid(replicas)
+    parallelize_module(model, mesh["tp"], plan)
+    return shard(model, model.blocks, mesh["dp"]) if sharded else model
 
 
-def attach(model=None, replicas=1, momentum_of=0.0, **options):
-    model = spread(Net() if model is None else model, replicas)
+def shard(model, blocks, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def attach(model=None, replicas=1, momentum_of=0.0, sharded=False, half=False, **options):
+    model = Net() if model is None else model
+    model = spread(model.float() if half else model, replicas, sharded)
     given = {
-        "dataset": data(),
+        "dataset": data(half=half),
         "batch_size": 8,
         "noise_multiplier": 1.0,
         "delta": 1e-5,
@@ -143,7 +163,8 @@ def same_as_one(steps=5, broken=False, adaptive=False, **options):
     if adaptive:
         options |= {"radius": qg.AdaptiveRadius(), "clipping": "abadi"}
     with without_noise():
-        model, engine = attach(dataset=data(broken=broken), **options)
+        dataset = data(broken=broken, half=options.get("half", False))
+        model, engine = attach(dataset=dataset, **options)
         train(model, engine, steps)
     return {
         "weights": weights(model),
@@ -154,8 +175,11 @@ def same_as_one(steps=5, broken=False, adaptive=False, **options):
     }
 
 
-def noise(seeded=False, steps=2, replicas=1):
-    """What sums of nothing are released as: of a weight that is spread, and of one that is not."""
+def noise(seeded=False, steps=2, replicas=1, sharded=False):
+    """What sums of nothing are released as: of a weight that is spread, and of one that is not.
+
+    What is spread is this rank's part; if it is sharded, too, it is gathered from its row.
+    """
     model = nn.Sequential(nn.Linear(40, 200), nn.Linear(200, 40), nn.Linear(40, 100))
     if dist.is_initialized():
         from torch.distributed.tensor.parallel import (
@@ -165,7 +189,10 @@ def noise(seeded=False, steps=2, replicas=1):
         )
 
         plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
-        model = parallelize_module(model, find_mesh(replicas), plan)
+        mesh = find_grid(replicas)
+        model = parallelize_module(model, mesh["tp"], plan)
+        if sharded:
+            shard(model, [model[0]], mesh["dp"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     dataset = TensorDataset(torch.zeros(8, 40))
     options = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5}
@@ -173,8 +200,8 @@ def noise(seeded=False, steps=2, replicas=1):
     found = []
     for step in range(steps):
         noisy = engine._update.noisy({}, step=step, std=1.0, divisor=1)
-        names = [name for name, _ in model.named_parameters()]
-        by_name = {n: each.flatten().tolist() for n, each in zip(names, noisy, strict=True)}
+        pairs = zip(model.named_parameters(), noisy, strict=True)
+        by_name = {n: part_of_row(p, each).flatten().tolist() for (n, p), each in pairs}
         found.append(
             {
                 "spread": by_name["0.weight"] + by_name["1.weight"],
@@ -184,7 +211,17 @@ def noise(seeded=False, steps=2, replicas=1):
     return found
 
 
-def sensitivity(grouping, clipping):
+def part_of_row(parameter, held):
+    """All that the ranks of a row have of a part, of which this rank has a shard."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or mesh.mesh_dim_names[0] != "dp":
+        return held
+    parts = [None] * mesh.size(0)
+    dist.all_gather_object(parts, held, group=mesh.get_group(0))
+    return torch.cat(parts)
+
+
+def sensitivity(grouping, clipping, **more):
     """How far the sum moves when one sample is left out."""
     sums = []
     for left_out in (None, 0, 5):
@@ -196,6 +233,7 @@ def sensitivity(grouping, clipping):
             batch_size=len(kept),
             grouping=grouping,
             clipping=clipping,
+            **more,
         )
         before = weights(model)
         with without_noise():
@@ -208,17 +246,29 @@ def sensitivity(grouping, clipping):
     return max(float((each - sums[0]).norm()) for each in sums[1:]) / bound
 
 
-def resume(folder, loads=False):
-    model, engine = attach(momentum_of=0.9)
+def resume(folder, loads=False, **more):
+    model, engine = attach(momentum_of=0.9, **more)
     train(model, engine, 2)  # each call begins a pass
     if loads:
         train(model, engine, 1)
         engine.save(folder)
         engine.detach()
-        model, engine = attach(momentum_of=0.9)
+        model, engine = attach(momentum_of=0.9, **more)
         engine.load(folder)
     train(model, engine, 2 if loads else 3)
     return {"weights": weights(model), "steps": engine.ledger.steps}
+
+
+def states(folder, first, then, source=None, target=None, **more):
+    """Goes on with a state of another number of ranks, in a folder or in a file."""
+    model, engine = attach(momentum_of=0.9, **more)
+    folder = Path(folder)
+    if first:
+        engine.load(folder / source)
+    with without_noise():
+        train(model, engine, then)
+    engine.save(folder / target)
+    return {"weights": weights(model), "steps": engine.steps_taken, "ledger": engine.ledger.steps}
 
 
 def misuse(what):
@@ -246,14 +296,7 @@ def misuse(what):
         model = parallelize_module(
             nn.Sequential(nn.Linear(4, 4)).double(), find_mesh(), {"0": ColwiseParallel()}
         )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    dataset = TensorDataset(torch.randn(8, 4, 4, dtype=torch.float64))
-    given = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1} | options
-    engine = qg.PrivacyEngine(model, optimizer, dataset, **given)
-    for batch in engine.batches():
-        for (x,) in batch:
-            engine.backward(model(x).flatten(1).sum(1))
-        engine.step()
+    train_on_tokens(model, **options)
 
 
 class Odd(nn.Module):
@@ -272,16 +315,16 @@ class Mixing(Net):
         return super().forward(x - x.mean(0), ids)
 
 
-def refuse(victim=1):
+def refuse(**more):
     """All ranks see it."""
-    model, engine = attach(Mixing())
+    model, engine = attach(Mixing(), **more)
     try:
         train(model, engine, 1)
     except qg.QuietgradError as error:
         return {"error": type(error).__name__, "steps": engine.ledger.steps}
 
 
-def llama(alone=False):
+def llama(alone=False, replicas=1, sharded=False, steps=None, grouping="all-layer"):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -316,11 +359,14 @@ def llama(alone=False):
             plan |= {
                 f"{place}.{n}": RowwiseParallel() for n in ("self_attn.o_proj", "mlp.down_proj")
             }
-        parallelize_module(model, find_mesh(), plan)
+        mesh = find_grid(replicas)
+        parallelize_module(model, mesh["tp"], plan)
+        if sharded:
+            shard(model, model.model.layers, mesh["dp"])
     ids = torch.randint(0, 64, (24, 8), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"batch_size": 8, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1}
-    engine = qg.PrivacyEngine(model, optimizer, TensorDataset(ids), **options, grouping="all-layer")
+    engine = qg.PrivacyEngine(model, optimizer, TensorDataset(ids), **options, grouping=grouping)
     taken = 0
     with without_noise():
         for batch in engine.batches():
@@ -329,4 +375,55 @@ def llama(alone=False):
                 engine.backward(F.cross_entropy(logits, x[:, 1:], reduction="none").mean(1))
             engine.step()
             taken += 1
+            if taken == steps:
+                break
     return weights(model)
+
+
+def refuse_grid(what):
+    """What cannot be trained on rows that shard parts of layers; the error."""
+    grid = {"replicas": 2, "sharded": True}
+    options = {
+        "momentum": {"momentum": qg.InnerOuter()},
+        "compile": {"compile": True},
+        "diagnostics": {"diagnostics": qg.diagnostics.StepRecorder()},
+    }
+    if what in options:
+        attach(**options[what], **grid)
+    elif what == "whole on parts":
+        train(*attach(Scaled(), **grid), 1)
+    else:
+        train_on_tokens(refused_grid(what))
+
+
+def refused_grid(what):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    sizes, names = {
+        "a dimension that is left out": ((2, 2, 1), ("dp", "other", "tp")),
+        "copies of shards": ((2, 1, 2), ("copy", "dp", "tp")),
+    }.get(what, ((2, 2), ("dp", "tp")))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)).double()
+    plan = {"0": SequenceParallel()} if what == "sequence parallel" else {"1": ColwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    part = model[1] if what == "a layer that is left out" else model
+    fully_shard(part, mesh=mesh["copy", "dp"] if what == "copies of shards" else mesh["dp"])
+    return model
+
+
+def train_on_tokens(model, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    dataset = TensorDataset(torch.randn(8, 4, 4, dtype=torch.float64))
+    given = {"batch_size": 4, "noise_multiplier": 1.0, "delta": 1e-5, "seed": 1} | options
+    engine = qg.PrivacyEngine(model, optimizer, dataset, **given)
+    for batch in engine.batches():
+        for (x,) in batch:
+            engine.backward(model(x).flatten(1).sum(1))
+        engine.step()

@@ -144,6 +144,7 @@ def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clip
         assert 0 < moved <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_states_of_other_numbers_of_ranks(tmp_path):
     """One process that goes through; and two ranks, one and two in turn."""
     whole = jobs.save_and_load(str(tmp_path), first=0, then=6)

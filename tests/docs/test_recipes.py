@@ -4,18 +4,17 @@ import re
 
 import click
 import pytest
-from tests.docs.blocks import ROOT, blocks_of, printed_by
+from tests.docs.blocks import ROOT
 
 from quietgrad import recipes
 from quietgrad.cli import main
 from quietgrad.cli.train import train
-from quietgrad.recipes.trials import make
 from quietgrad.runs import folder
 
 PAGE = ROOT / "docs/recipes.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 TABLE = TEXT.split("## All recipes")[1].split("## Commands")[0]
-COMMANDS = ("train", "compare", "sweep", "recipes", "report", "data list", "data fetch")
+COMMANDS = ("train", "compare", "sweep", "recipes", "report", "verify", "data list", "data fetch")
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -55,31 +54,3 @@ def test_every_file_of_a_run_is_told():
     assert len(files) == 8
     for name in files:
         assert f"| `{name}` |" in TEXT
-
-
-def test_the_recipe_that_is_added_trains():
-    (added,) = (block for block in blocks_of(PAGE) if block.language == "python")
-    names = {"__name__": "waves"}
-    assert printed_by(added, names, PAGE) == ""
-    recipe = names["waves"]()
-    places = recipes.Places()
-    trial = make(recipe, recipe.split(places), places, 0, _ShownNowhere)
-    assert trial.epsilon <= recipe.settings.epsilon
-    assert trial.scores["test_accuracy"] > 0.7
-
-
-class _ShownNowhere:
-    def __init__(self, recipe, steps):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def on_step(self):
-        pass
-
-    def on_epoch(self, report):
-        pass

@@ -147,7 +147,7 @@ def test_at_points_of_the_first_step_which_verifies_the_model():
 
 def test_a_batch_that_was_half_added_can_only_be_dropped(monkeypatch):
     """Added again, its samples would count twice; released, some would be missing."""
-    monkeypatch.setitem(reduction._WAITING_BYTES, "cpu", 0)  # no layer waits for another
+    monkeypatch.setitem(reduction.WAITING_BYTES, "cpu", 0)  # no layer waits for another
     engine, model = engine_at_work(grouping="layer-wise", verification="once")
     for batch in engine.batches():
         x, y = next(batch)

@@ -74,7 +74,7 @@ COMMANDS = {
 OF_FILES = {"made_at"}
 OF_RUNS = set(
     # Times, dates, places and random identifiers.
-    "seconds finished begun ledger_id model_sha256 folder report path fetched damaged"
+    "seconds finished begun ledger_id model_sha256 folder report path fetched damaged head"
     # What a short training in single precision, or an attack on it, happens to reach.
     " test_loss test_accuracy mean correct rates bounds lower_bound p_value".split()
 )

@@ -93,8 +93,8 @@ CLIPPING = [
     make_fault(
         "owners",
         "Rows are counted for the sample with the next number.",
-        "owners = samples.to(codes.device)[codes.clamp_min(0)]",
-        "owners = samples.to(codes.device).roll(1)[codes.clamp_min(0)]",
+        "owners = send(samples, codes.device).take(codes.clamp_min(0))",
+        "owners = send(samples, codes.device).roll(1).take(codes.clamp_min(0))",
         "tests/contract/test_exact.py",
         "ragged",
     ),
@@ -160,8 +160,8 @@ NOISE_AND_SAMPLING = [
     make_fault(
         "unused-parameters",
         "A parameter that no sample used gets no noise.",
-        "return self._world.noisy(totals, add_noise, list(self._trained.values()))",
-        "noisy = self._world.noisy(totals, add_noise, list(self._trained.values()))\n"
+        "return self._world.noisy(totals, add_noise, list(self._trained))",
+        "noisy = self._world.noisy(totals, add_noise, list(self._trained))\n"
         "        pairs = zip(self._trained, noisy, strict=True)\n"
         "        return [g if n in sums else 0 * g for n, g in pairs]",
         "tests/engine/test_noise_of_a_step.py",
@@ -314,8 +314,8 @@ ACCOUNTING = [
     make_fault(
         "budget",
         "One step more than planned is allowed.",
-        "self._recorded >= self._planned_steps",
-        "self._recorded > self._planned_steps",
+        "max(0, self._planned_steps - self._recorded)",
+        "max(0, self._planned_steps + 1 - self._recorded)",
         "tests/engine/test_budget.py",
         "spent",
     ),

@@ -5,7 +5,7 @@ from torch.utils._pytree import tree_leaves
 
 from quietgrad import clipping, grouping
 from quietgrad.capture import Capture
-from quietgrad.planning.trace import LiveBytes
+from quietgrad.planning.live_bytes import LiveBytes
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator
 

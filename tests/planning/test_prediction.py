@@ -29,7 +29,7 @@ def groupings_to_compare(plan):
 def _clipped_at_once():
     """No group waits for others: what waits is a few megabytes, more than these models have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(reduction._WAITING_BYTES, "cpu", 0)
+        patch.setitem(reduction.WAITING_BYTES, "cpu", 0)
         yield
 
 
@@ -79,11 +79,11 @@ def test_whole_layers_of_a_recurrent_model():
 
 
 @pytest.mark.every_nth(2)
-@pytest.mark.parametrize("limit", [1 << 19, 1 << 20, 1 << 21, reduction._WAITING_BYTES["cpu"]])
+@pytest.mark.parametrize("limit", [1 << 19, 1 << 20, 1 << 21, reduction.WAITING_BYTES["cpu"]])
 @pytest.mark.parametrize("make", [resnet, wide_to_narrow])
 def test_groups_that_wait_for_one_another(monkeypatch, make, limit):
     """With so many samples, few norms are made of anything that is held or copied."""
-    monkeypatch.setitem(reduction._WAITING_BYTES, "cpu", limit)
+    monkeypatch.setitem(reduction.WAITING_BYTES, "cpu", limit)
     torch.manual_seed(0)
     model, batch, loss_fn = make()
     samples = 4 * SAMPLES

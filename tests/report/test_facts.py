@@ -7,6 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
+from markupsafe import escape
 
 from quietgrad import AdaptiveRadius, accounting
 from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, TruncatedPoisson
@@ -96,23 +97,32 @@ def test_the_rate_is_rounded(engine):
     assert found["Sampling performed"] == "Poisson, rate 0.106667, 9 steps per epoch"
 
 
-def test_the_user_states_title_and_data(engine, tmp_path):
-    title, data = "Digits <v2> & more", "scans of\n 2025, <b>one</b> per person"
-    statement = engine.report(tmp_path / "report.html", title=title, data=data)
-    one_line = "scans of 2025, <b>one</b> per person"
-    assert (statement.title, statement.stated_title, statement.stated_data) == (
-        title,
-        title,
-        one_line,
-    )
+WORDS = {
+    "title": "Digits <v2> & more",
+    "unit": 'one <i>"scan"</i>',
+    "data": "scans of\n 2025, <b>one</b> per person",
+    "owner": "A & B",
+    "contact": "<script>alert(1)</script>",
+    "purpose": "sorting\tmail",
+}
+
+
+def test_what_the_user_states_is_marked_and_escaped(engine, tmp_path):
+    statement = engine.report(tmp_path / "report.html", **WORDS)
+    stated = {name: " ".join(words.split()) for name, words in WORDS.items()}
+    assert (statement.title, statement.stated) == (WORDS["title"], stated)
     found = facts(statement)
-    assert found["Training data"] == f"{one_line} (as stated by the user); stored as TensorDataset"
+    data = stated["data"]
+    assert found["Training data"] == f"{data} (as stated by the user); stored as TensorDataset"
     assert found["Model"] == "Sequential (class name)"
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Digits &lt;v2&gt; &amp; more</h1>" in page
     assert "The title is as stated by the user." in page
-    assert "&lt;b&gt;one&lt;/b&gt; per person (as stated by the user)" in page
-    assert "<b>" not in page
+    assert "No evidence confirms them." in page
+    for words in stated.values():
+        assert f"<td>{escape(words)}</td>" in page
+    for tag in ("<b>", "<i>", "<script>alert"):
+        assert tag not in page
     assert Statement.from_dict(json.loads(json.dumps(statement.as_dict()))) == statement
 
 
@@ -121,13 +131,29 @@ def test_nothing_is_attributed_to_a_user_who_states_nothing(engine):
     assert statement.title == "Sequential"
     assert "as stated by the user" not in as_html(statement)
     assert any("did not state which data" in unknown for unknown in statement.unknowns)
-    # Reports of before these keys are read, and still have the same keys.
-    written = statement.as_dict()
-    assert not {"stated_title", "stated_data"} & set(written)
-    assert Statement.from_dict(written) == statement
+    assert statement.as_dict()["stated"] == {}
 
 
-@pytest.mark.parametrize("name", ["title", "data"])
+def test_a_statement_of_an_earlier_version_is_read(engine):
+    written = engine.report(title="Mine", data="scans").as_dict()
+    old = {name: written[name] for name in written}
+    for name in ("stated", "answers", "evidence", "head"):
+        del old[name]
+    old |= {"format": 2, "stated_title": "Mine", "stated_data": "scans"}
+    for phase in old["phases"]:
+        del phase["dataset"]
+    del old["epsilons"]["parts"]
+    read = Statement.from_dict(old)
+    assert (read.title, read.stated) == ("Mine", {"title": "Mine", "data": "scans"})
+    assert (read.head, read.evidence, read.answers) == (None, None, ())
+    del old["stated_title"], old["stated_data"]
+    assert Statement.from_dict(old).stated == {}
+    assert "Verification of this report" not in as_html(read)
+    with pytest.raises(ValueError, match="not a Statement"):
+        Statement.from_dict({**old, "more": 1})
+
+
+@pytest.mark.parametrize("name", WORDS)
 def test_statements_of_the_user_are_text(engine, tmp_path, name):
     path = tmp_path / "report.html"
     with pytest.raises(TypeError, match=rf"{name}=7 is not valid: expected plain text.*got int"):

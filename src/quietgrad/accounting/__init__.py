@@ -5,6 +5,7 @@ Nothing here imports torch, so accounting can be read, tested and used apart fro
 
 from quietgrad.accounting.accountants import Accountant, PrivacyProfile, profile
 from quietgrad.accounting.accountants import names as accountant_names
+from quietgrad.accounting.accountants import register as register_accountant
 from quietgrad.accounting.calibration import (
     Curve,
     as_if_poisson,
@@ -49,5 +50,6 @@ __all__ = [
     "delta",
     "epsilon",
     "profile",
+    "register_accountant",
     "tuned",
 ]

@@ -1,9 +1,10 @@
 """Epsilon and delta of a planned run, and the smallest noise for an epsilon."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from quietgrad._checks import (
     require_count,
@@ -34,24 +35,31 @@ class Curve:
     epsilons: tuple[float, ...]
 
 
+Phase = GaussianEvent | Mapping[str, Any]
+"""A part of a run: an event, or `noise_multiplier`, `steps` and `sample_rate` or `sampling`."""
+
+
 def epsilon(
     *,
-    noise_multiplier: float,
-    steps: int,
     delta: float,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
     sample_rate: float | None = None,
     sampling: Participation | None = None,
+    phases: Iterable[Phase] | None = None,
     accountant: str = DEFAULT_ACCOUNTANT,
     adjacency: Adjacency = ADD_REMOVE,
 ) -> float:
     """What a run of private training spends at `delta`.
 
     Args:
+        delta: the probability with which the bound may fail, in (0, 1).
         noise_multiplier: standard deviation of the noise over the largest gradient of one sample.
         steps: number of optimizer steps; none spend nothing.
-        delta: the probability with which the bound may fail, in (0, 1).
         sample_rate: probability with which each sample joins a step, under Poisson sampling.
         sampling: instead of `sample_rate`, how samples take part, such as `Passes(length=50)`.
+        phases: instead of these four, several runs on the same data, in any order: each a mapping
+            with the same names, or an event such as `engine.ledger.events` has.
         accountant: `pld` (tight) or `rdp`, which are upper bounds, or `gdp`, the central-limit
             approximation of many papers, which is no bound and usually below the true value.
         adjacency: which data sets are neighbours; see `Adjacency`.
@@ -62,17 +70,18 @@ def epsilon(
     Example: `epsilon(noise_multiplier=1.0, sample_rate=0.04, steps=1500, delta=1e-5)` is 10.66.
     """
     require_delta("delta", delta)
-    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
-    return profile([event], accountant=accountant, adjacency=adjacency).epsilon(delta)
+    events = _events(noise_multiplier, steps, sample_rate, sampling, phases)
+    return profile(events, accountant=accountant, adjacency=adjacency).epsilon(delta)
 
 
 def delta(
     *,
-    noise_multiplier: float,
-    steps: int,
     epsilon: float,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
     sample_rate: float | None = None,
     sampling: Participation | None = None,
+    phases: Iterable[Phase] | None = None,
     accountant: str = DEFAULT_ACCOUNTANT,
     adjacency: Adjacency = ADD_REMOVE,
 ) -> float:
@@ -81,16 +90,17 @@ def delta(
     Arguments are those of `quietgrad.accounting.epsilon`.
     """
     require_number("epsilon", epsilon, at_least=0.0)
-    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
-    return profile([event], accountant=accountant, adjacency=adjacency).delta(epsilon)
+    events = _events(noise_multiplier, steps, sample_rate, sampling, phases)
+    return profile(events, accountant=accountant, adjacency=adjacency).delta(epsilon)
 
 
 def curve(
     *,
-    noise_multiplier: float,
-    steps: int,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
     sample_rate: float | None = None,
     sampling: Participation | None = None,
+    phases: Iterable[Phase] | None = None,
     deltas: Sequence[float] = _CURVE_DELTAS,
     accountant: str = DEFAULT_ACCOUNTANT,
     adjacency: Adjacency = ADD_REMOVE,
@@ -100,9 +110,50 @@ def curve(
     Other arguments are those of `quietgrad.accounting.epsilon`.
     """
     ordered = sorted((require_delta("deltas", each) for each in deltas), reverse=True)
-    event = planned_event(noise_multiplier, sample_rate=sample_rate, sampling=sampling, steps=steps)
-    whole = profile([event], accountant=accountant, adjacency=adjacency)
+    events = _events(noise_multiplier, steps, sample_rate, sampling, phases)
+    whole = profile(events, accountant=accountant, adjacency=adjacency)
     return Curve(tuple(ordered), tuple(whole.epsilon(each) for each in ordered))
+
+
+_PHASE = ("noise_multiplier", "steps", "sample_rate", "sampling")
+
+
+def _events(
+    noise_multiplier: float | None,
+    steps: int | None,
+    sample_rate: float | None,
+    sampling: Participation | None,
+    phases: Iterable[Phase] | None,
+) -> list[GaussianEvent]:
+    """One run, or several; ValueError unless exactly one of both is given, and whole."""
+    values = (noise_multiplier, steps, sample_rate, sampling)
+    given = {n: value for n, value in zip(_PHASE, values, strict=True) if value is not None}
+    if phases is None:
+        return [_phase(given, "")]
+    if given:
+        raise ValueError(
+            f"phases= and {', '.join(f'{name}=' for name in given)}: expected the phases alone, or"
+            " one run without them"
+        )
+    if isinstance(phases, GaussianEvent | Mapping) or not isinstance(phases, Iterable):
+        raise TypeError(f"phases={phases!r} is not valid: expected a list of runs")
+    return [_phase(each, f"phases[{index}]: ") for index, each in enumerate(phases)]
+
+
+def _phase(phase: Phase, where: str) -> GaussianEvent:
+    """The event of one run; ValueError, which begins with `where`, if it is none."""
+    if isinstance(phase, GaussianEvent):
+        return phase
+    if not isinstance(phase, Mapping) or set(phase) - set(_PHASE):
+        raise ValueError(
+            f"{where}{phase!r} is not a run: expected a GaussianEvent, or a mapping with"
+            f" {', '.join(_PHASE)}"
+        )
+    found: dict[str, Any] = {name: phase.get(name) for name in _PHASE}
+    try:
+        return planned_event(found.pop("noise_multiplier"), **found)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}{error}") from error
 
 
 Plan = Callable[[float], Iterable[GaussianEvent]]

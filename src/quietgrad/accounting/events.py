@@ -152,6 +152,7 @@ class GaussianEvent:
             so many steps.
         noise: where the noise came from. It changes no epsilon, but what one is worth: "secure",
             "fast" (not cryptographic), or "seeded" (it can be recomputed, so nobody is protected).
+        dataset: the name of the data set that was released from; None if it has no name.
     """
 
     mechanism: ClassVar[str] = "gaussian"
@@ -160,6 +161,7 @@ class GaussianEvent:
     steps: int = 1
     passes: int | None = None
     noise: str = field(default="secure", compare=False)
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         # Plain Python numbers, whatever was passed, so that events can be saved and compared.
@@ -177,11 +179,13 @@ class GaussianEvent:
             passes = require_count("passes", self.passes, at_least=0)
         object.__setattr__(self, "passes", passes)
         require_choice("noise", self.noise, NOISES)
+        if self.dataset is not None:
+            require_dataset("dataset", self.dataset)
 
     def same_mechanism(self, other: "GaussianEvent") -> bool:
         """Whether the two differ in nothing but how often they happened."""
         is_same = self.noise_multiplier == other.noise_multiplier and self.noise == other.noise
-        return is_same and self.sampling == other.sampling
+        return is_same and self.sampling == other.sampling and self.dataset == other.dataset
 
     def plus(self, other: "GaussianEvent") -> "GaussianEvent":
         """This event and then another of the same mechanism, as one."""
@@ -209,6 +213,7 @@ class GaussianEvent:
             "steps": self.steps,
             "passes": self.passes,
             "noise": self.noise,
+            **({} if self.dataset is None else {"dataset": self.dataset}),
         }
 
     @classmethod
@@ -227,6 +232,40 @@ class GaussianEvent:
     def _passes(self) -> int:
         assert self.passes is not None  # set on creation
         return self.passes
+
+
+_LONGEST_NAME = 200
+
+
+def require_dataset(argument: str, value: object) -> str:
+    """The name of a data set: one line of text."""
+    is_name = isinstance(value, str) and value == " ".join(value.split()) and value.isprintable()
+    if isinstance(value, str) and is_name and 0 < len(value) <= _LONGEST_NAME:
+        return value
+    raise ValueError(
+        f"{argument}={value!r} is not valid: expected a name on one line, such as 'hospital A'"
+    )
+
+
+def concerning(
+    events: Iterable["GaussianEvent"], dataset: str | None, disjoint: Iterable[str]
+) -> tuple["GaussianEvent", ...]:
+    """What was released from a data set, or may have been.
+
+    A record of one of several disjoint data sets took no part in what was released from the others
+    (parallel composition). Releases without a name, and from data sets that are not declared
+    disjoint, may concern everybody.
+
+    Args:
+        events: all of them.
+        dataset: its name.
+        disjoint: names of data sets of which no two share a record.
+    """
+    apart = set(disjoint)
+    if dataset not in apart:
+        return tuple(events)
+    others = apart - {dataset}
+    return tuple(event for event in events if event.dataset not in others)
 
 
 def require_event(value: object) -> GaussianEvent:
@@ -281,7 +320,8 @@ def releases(events: Iterable[GaussianEvent], adjacency: Adjacency, *, added: in
     merged: dict[tuple[float, Participation], GaussianEvent] = {}
     for event in events:
         key = (event.noise_multiplier, event.sampling)
-        alike = replace(event, noise=NOISES[0])  # where noise came from changes no epsilon
+        # Where noise came from changes no epsilon, and names were read before (`concerning`).
+        alike = replace(event, noise=NOISES[0], dataset=None)
         merged[key] = merged[key].plus(alike) if key in merged else alike
     counts: Counter[Release] = Counter()
     for event in merged.values():

@@ -18,16 +18,19 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from quietgrad._checks import require_delta
+from quietgrad._files import replace_file
 from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.events import (
     ADD_REMOVE,
     Adjacency,
     GaussianEvent,
     Passes,
+    concerning,
     require_adjacency,
+    require_dataset,
     require_event,
 )
-from quietgrad.accounting.ledger_file import LedgerFile, LedgerRecord, read_ledger
+from quietgrad.accounting.ledger_file import LedgerFile, LedgerRecord, read_ledger, write_ledger
 from quietgrad.errors import LedgerError
 
 _OPEN: WeakValueDictionary[Path, "Ledger"] = WeakValueDictionary()
@@ -38,12 +41,14 @@ class Ledger:
     """Every release on one data set, in order, and the epsilon they spend together.
 
     Record a step before its result is used, so that the ledger is never behind the release. One
-    ledger may serve several phases of training, and several engines, on the same data.
+    ledger may serve several phases of training, and several engines, on the same data. Of several
+    data sets that have names and are declared disjoint, each spends its own epsilon.
 
     Args:
         events: what was done before.
         adjacency: which data sets are neighbours.
         id: names this history; a new one if None.
+        disjoint: as for :meth:`declare_disjoint`.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Ledger:
         *,
         adjacency: Adjacency = ADD_REMOVE,
         id: str | None = None,
+        disjoint: Iterable[str] = (),
     ) -> None:
         self._adjacency = require_adjacency(adjacency)
         self._id = id or uuid4().hex
@@ -60,10 +66,14 @@ class Ledger:
         self._lock = threading.RLock()
         self._records: list[LedgerRecord] = []
         self._session, self._process = secrets.token_hex(8), os.getpid()
-        self._epsilons: dict[tuple[float, str], float] = {}
+        self._epsilons: dict[tuple[float, str, str | None], float] = {}
         self._covered = 0
+        self._disjoint: tuple[str, ...] = ()
+        self._head: str | None = None
         for event in events:
             self._append(LedgerRecord(self._id, require_event(event)))
+        if names := tuple(disjoint):
+            self.declare_disjoint(*names)
 
     @classmethod
     def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "Ledger":
@@ -85,7 +95,7 @@ class Ledger:
         if ledger is None or not ledger._is_open:
             file = LedgerFile.open(place, adjacency=adjacency)
             _OPEN[place] = ledger = cls._of(file.records, adjacency=file.adjacency, id=file.id)
-            ledger._file = file
+            ledger._file, ledger._disjoint = file, file.disjoint
         elif adjacency not in (None, ledger.adjacency):
             raise LedgerError(
                 f"{path} is open as a ledger for adjacency={ledger.adjacency!r}, not {adjacency!r}:"
@@ -103,7 +113,9 @@ class Ledger:
             LedgerError: the file cannot be read, was edited, or is no ledger.
         """
         content = read_ledger(path)
-        return cls._of(content.records, adjacency=content.adjacency, id=content.id)
+        ledger = cls._of(content.records, adjacency=content.adjacency, id=content.id)
+        ledger._disjoint, ledger._head = content.disjoint, content.hash
+        return ledger
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
@@ -113,7 +125,9 @@ class Ledger:
             if not isinstance(name, str) or not name:
                 raise ValueError(f"id={name!r} is not valid: expected a string")
             records = [LedgerRecord.from_dict(each, unnamed=name) for each in data["events"]]
-            return cls._of(records, adjacency=data["adjacency"], id=name)
+            ledger = cls._of(records, adjacency=data["adjacency"], id=name)
+            ledger._disjoint = _names(data.get("disjoint", ()))
+            return ledger
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"what was saved is no ledger: {error!r}") from error
 
@@ -138,6 +152,63 @@ class Ledger:
     def adjacency(self) -> Adjacency:
         """Which data sets are neighbours."""
         return self._adjacency
+
+    @property
+    def disjoint(self) -> tuple[str, ...]:
+        """Names of data sets of which no two share a record, as they were declared."""
+        return self._disjoint
+
+    def declare_disjoint(self, *names: str) -> None:
+        """Say that no two of these data sets share a record, nor one of those said before.
+
+        A record of one of them then took no part in what was released from the others, and each
+        data set spends its own epsilon (parallel composition). Releases without a name, and from
+        data sets that are not declared here, count for all. Nothing can check what is declared:
+        it is your word, and reports say so. Which record belongs to which data set must be fixed
+        beforehand. The file keeps the declaration.
+
+        Args:
+            names: of data sets, as `PrivacyEngine(data_name=)` and events have them.
+        """
+        added = [name for name in _names(names) if name not in self._disjoint]
+        declared = (*self._disjoint, *dict.fromkeys(added))
+        if len(declared) < 2:
+            raise ValueError(f"names={names!r}: expected at least two data sets to be disjoint")
+        if not added:
+            return
+        with self._lock:
+            if self._file is not None:
+                self._file.note_disjoint(declared)
+            self._disjoint = declared
+            self._epsilons.clear()
+
+    @property
+    def datasets(self) -> tuple[str | None, ...]:
+        """The data sets that something was released from, in order; None for one without a name."""
+        return tuple(dict.fromkeys(record.event.dataset for record in self._records))
+
+    def concerning(self, dataset: str | None) -> tuple[GaussianEvent, ...]:
+        """What was released from this data set, or may have been."""
+        return concerning(self.events, dataset, self._disjoint)
+
+    @property
+    def parts(self) -> dict[str | None, tuple[GaussianEvent, ...]]:
+        """What concerns each of the disjoint data sets; everything, by None, where there are none.
+
+        What the ledger spends is the most that any of them does.
+        """
+        named = [name for name in self.datasets if name in self._disjoint]
+        return {name: self.concerning(name) for name in named} or {None: self.events}
+
+    @property
+    def head(self) -> str | None:
+        """SHA-256 of the file's last line, which all lines before it go into; None in memory."""
+        return self._head if self._file is None else self._file.hash
+
+    @property
+    def path(self) -> Path | None:
+        """The file that records are kept in; None in memory."""
+        return None if self._file is None else self._file.path
 
     @property
     def has_file(self) -> bool:
@@ -196,13 +267,25 @@ class Ledger:
                 yield
             self._append(record)
 
-    def epsilon(self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT) -> float:
-        """Upper bound on what everything together spends at `delta`; kept until the next step."""
+    def epsilon(
+        self, delta: float, *, accountant: str = DEFAULT_ACCOUNTANT, dataset: str | None = None
+    ) -> float:
+        """Upper bound on what everything together spends at `delta`; kept until the next step.
+
+        Args:
+            delta: probability with which the bound may fail.
+            accountant: by which it is computed.
+            dataset: what a record of this data set spends; None for the most that any does.
+        """
         require_delta("delta", delta)
-        key = (delta, accountant)
+        key = (delta, accountant, dataset)
         if key not in self._epsilons:
-            whole = profile(self.events, accountant=accountant, adjacency=self._adjacency)
-            self._epsilons[key] = whole.epsilon(delta)
+            parts = self.parts.values() if dataset is None else [self.concerning(dataset)]
+            profiles = [
+                profile(events, accountant=accountant, adjacency=self._adjacency)
+                for events in parts
+            ]
+            self._epsilons[key] = max(each.epsilon(delta) for each in profiles)
         return self._epsilons[key]
 
     def cover(self, saved: "Ledger") -> int:
@@ -227,6 +310,8 @@ class Ledger:
             )
         if not self._records and self._file is None:
             self._id = saved.id  # from here on, this is that history
+        if saved.disjoint and not self._records:  # otherwise its epsilon is not made smaller
+            self.declare_disjoint(*saved.disjoint)
         lacking = _missing(self._records, saved._records)
         ahead = _steps(_missing(saved._records, self._records))
         if lacking and (self._file is not None or saved.id != self.id or ahead):
@@ -263,8 +348,47 @@ class Ledger:
                 f"{path} was made by another process meanwhile: wait until it has ended, or give"
                 " this run a ledger of its own"
             )
+        if self._disjoint:
+            file.note_disjoint(self._disjoint)
         self._file = file
         _OPEN[place] = self
+
+    def copy_to(self, path: str | Path) -> None:
+        """Write a copy as it is now: of the file, byte for byte, or of what is in memory.
+
+        Nothing is recorded in the copy; :meth:`read` reads it.
+        """
+        if self._file is not None:
+            content = self._file.path.read_bytes()[: self._file.size]
+            replace_file(Path(path), lambda stream: stream.write(content))
+            return
+        write_ledger(
+            Path(path),
+            self._records,
+            adjacency=self._adjacency,
+            id=self._id,
+            disjoint=self._disjoint,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What was released, without who recorded it, as plain data for reports."""
+        return {
+            "id": self._id,
+            "adjacency": self._adjacency,
+            "disjoint": list(self._disjoint),
+            "head": self.head,
+            "events": [event.to_dict() for event in self.events],
+        }
+
+    @classmethod
+    def from_summary(cls, data: Mapping[str, Any]) -> "Ledger":
+        """What `summary` gave; LedgerError if it did not give this."""
+        ledger = cls.from_dict(data)
+        head = data.get("head")
+        if not isinstance(head, str | None):
+            raise LedgerError(f"what was saved is no ledger: its head is {head!r}")
+        ledger._head = head
+        return ledger
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for checkpoints."""
@@ -273,6 +397,7 @@ class Ledger:
             "adjacency": self._adjacency,
             "events": [record.to_dict() for record in self._records],
             "has_file": self.has_file,
+            **({"disjoint": list(self._disjoint)} if self._disjoint else {}),
         }
 
     def close(self) -> None:
@@ -315,6 +440,10 @@ class Ledger:
     def _append(self, record: LedgerRecord) -> None:
         _extend(self._records, record)
         self._epsilons.clear()
+
+
+def _names(names: Iterable[object]) -> tuple[str, ...]:
+    return tuple(require_dataset("disjoint", name) for name in names)
 
 
 def _steps(records: Iterable[LedgerRecord]) -> int:

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 from uuid import uuid4
 
+from quietgrad._files import replace_file
 from quietgrad._version import __version__
 from quietgrad.accounting.events import (
     ADD_REMOVE,
@@ -28,6 +29,7 @@ from quietgrad.accounting.events import (
     Adjacency,
     GaussianEvent,
     require_adjacency,
+    require_dataset,
 )
 from quietgrad.errors import LedgerError
 
@@ -35,7 +37,7 @@ if sys.platform != "win32":
     import fcntl
 
 _FORMAT = 1
-_RESTORED = "restored"
+_RESTORED, _DISJOINT = "restored", "disjoint"
 _HEADING_NAMES = (b'"hash"', b'"quietgrad"')  # a damaged first line still has one of them
 _SLOW = 1e-3  # seconds; less is not worth a thread
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,6 +73,7 @@ class LedgerContent:
     records: tuple[LedgerRecord, ...]
     hash: str
     size: int
+    disjoint: tuple[str, ...] = ()
 
 
 class LedgerFile:
@@ -87,6 +90,7 @@ class LedgerFile:
         self.id = content.id
         self.adjacency = content.adjacency
         self.records = content.records
+        self.disjoint = content.disjoint
 
     @classmethod
     def open(
@@ -156,6 +160,21 @@ class LedgerFile:
         """Record that so many steps were missing here; whoever reads the file is warned."""
         with self._adding({_RESTORED: steps}):
             pass
+
+    def note_disjoint(self, names: Sequence[str]) -> None:
+        """Record which data sets are said to share no record."""
+        with self._adding({_DISJOINT: list(names)}):
+            pass
+
+    @property
+    def size(self) -> int:
+        """Bytes up to the end of the last line."""
+        return self._size
+
+    @property
+    def hash(self) -> str:
+        """Of the last line, and so of all before it."""
+        return self._hash
 
     def close(self) -> None:
         """Let go of the file and its lock."""
@@ -311,15 +330,37 @@ def read_ledger(path: str | Path) -> LedgerContent:
     return _parse(data, path)
 
 
-def _create(path: Path, adjacency: Adjacency, id: str) -> None:
-    """Under another name first, so that there is never a ledger with half a heading."""
-    content = {
+def write_ledger(
+    path: Path,
+    records: Iterable[LedgerRecord],
+    *,
+    adjacency: Adjacency,
+    id: str,
+    disjoint: Sequence[str] = (),
+) -> None:
+    """Write a ledger that was kept in memory, as a whole."""
+    lines = [_heading(adjacency, id)]
+    lines += [{_DISJOINT: list(disjoint)}] if disjoint else []
+    lines += [_content(record) for record in records]
+    digest, whole = "", b""
+    for content in lines:
+        line, digest = chain_line(content, digest)
+        whole += line
+    replace_file(path, lambda stream: stream.write(whole))
+
+
+def _heading(adjacency: Adjacency, id: str) -> dict[str, Any]:
+    return {
         "quietgrad": __version__,
         "format": _FORMAT,
         "id": id,
         "adjacency": require_adjacency(adjacency),
     }
-    line, _ = chain_line(content, "")
+
+
+def _create(path: Path, adjacency: Adjacency, id: str) -> None:
+    """Under another name first, so that there is never a ledger with half a heading."""
+    line, _ = chain_line(_heading(adjacency, id), "")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
@@ -382,11 +423,14 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
         )
     if not isinstance(heading.get("id"), str) or heading.get("adjacency") not in ADJACENCIES:
         raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
-    records = []
+    records: list[LedgerRecord] = []
+    disjoint: tuple[str, ...] = ()
     for number, line in enumerate(lines[1:], start=2):
         content, digest = _verify_line(line, digest, path, number)
         if _RESTORED in content:
             _warn_of_restoration(content, path, number)
+        elif _DISJOINT in content:
+            disjoint = _declaration(content, path, number)
         else:
             records.append(_record(content, heading["id"], path, number))
     if rest:
@@ -397,14 +441,18 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
             stacklevel=4,
         )
     size = len(whole) + len(newline)
-    return LedgerContent(heading["id"], heading["adjacency"], tuple(records), digest, size)
+    found = tuple(records)
+    return LedgerContent(heading["id"], heading["adjacency"], found, digest, size, disjoint)
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 def chain_line(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     """The line of this content, and the hash that the next line builds on."""
-    canonical = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    canonical = _ENCODE(content)
     digest = hashlib.sha256(f"{before}\n{canonical}".encode()).hexdigest()
-    line = json.dumps({**content, "hash": digest}, separators=(",", ":"), sort_keys=True)
+    line = _ENCODE({**content, "hash": digest})
     return line.encode() + b"\n", digest
 
 
@@ -426,6 +474,15 @@ def _record(content: Mapping[str, Any], id: str, path: Path, number: int) -> Led
         session = {"session": content["session"]} if "session" in content else {}
         return LedgerRecord.from_dict({**content["event"], **session}, unnamed=id)
     except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(_altered(path, number, str(error))) from error
+
+
+def _declaration(content: Mapping[str, Any], path: Path, number: int) -> tuple[str, ...]:
+    try:
+        if set(content) != {_DISJOINT} or not isinstance(content[_DISJOINT], list):
+            raise ValueError("it is not a record")
+        return tuple(require_dataset(_DISJOINT, name) for name in content[_DISJOINT])
+    except ValueError as error:
         raise LedgerError(_altered(path, number, str(error))) from error
 
 

@@ -156,8 +156,7 @@ class Frame:
     __slots__ = ("checkpoint", "path", "seen")
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.checkpoint = current_checkpoint()
+        self.path, self.checkpoint = path, current_checkpoint()
         self.seen: dict[tuple[str, str], int] = {}
 
 
@@ -221,7 +220,7 @@ class Call:
 
     def value(self, tensor: Any) -> Any:
         """A managed tensor cut off from autograd; anything else unchanged."""
-        return tensor.detach() if self.is_managed(tensor) else tensor
+        return tensor if self._target_of(tensor) is None else tensor.detach()
 
     def watch(
         self,
@@ -309,11 +308,12 @@ class Call:
                 "captured. Checkpoint a module that owns the parameter, as in "
                 "checkpoint(self.block, x, use_reentrant=False)."
             )
-        operation = self.prefix + self.name
-        if names not in self._ordinals:
-            ordinal = self._ordinals[names] = self._frame.seen.get((operation, names), 0)
-            self._frame.seen[operation, names] = ordinal + 1
-        key = SiteKey(self._frame.path, operation, names, self._ordinals[names], label, len(shape))
+        operation, ordinal = self.prefix + self.name, self._ordinals.get(names)
+        if ordinal is None:
+            seen = self._frame.seen
+            ordinal = self._ordinals[names] = seen.get((operation, names), 0)
+            seen[operation, names] = ordinal + 1
+        key = SiteKey(self._frame.path, operation, names, ordinal, label, len(shape))
         return self._tape.add_site(key, shape, range(dims), uses, used)
 
     def _where(self) -> str:

@@ -60,6 +60,8 @@ def refuse_tangled(tree: Any, what: str, *, may_be_cyclic: bool = False) -> None
         what: what the model does with it, for the message.
         may_be_cyclic: whether parts of themselves are understood, and objects are looked into.
     """
+    if isinstance(tree, Tensor):
+        return
     path: list[Any] = [iter((tree,))]
     within: list[int] = [0]
     done: set[int] = set()
@@ -92,6 +94,8 @@ def _tangled_refusal(what: str, found: str) -> UnsupportedOperationError:
 def _children(tree: Any) -> list[Any]:
     if isinstance(tree, (list, tuple)):
         return list(tree)
+    if isinstance(tree, Tensor):
+        return []
     if isinstance(tree, Mapping):
         return list(tree.values())
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -261,10 +265,10 @@ def is_same(one: Any, other: Any) -> Verdict:
     return bool(one == other or one != one)
 
 
-def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
+def is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> Verdict:
     """Whether shape and type are the same, and entries but for rounding."""
     alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.allclose(one, other, rtol, atol, equal_nan=True)
+    return alike and verdict_of(torch.isclose(one, other, rtol, atol, equal_nan=True).all())
 
 
 def agree(left: Tensor, right: Tensor, bits: int = 64) -> Verdict:

@@ -126,6 +126,7 @@ class Uncompiled:
     """
 
     def __init__(self) -> None:
+        self._is_on = False
         finalize(self, _STANCE.settle).atexit = False
 
     def start(self) -> None:
@@ -134,15 +135,17 @@ class Uncompiled:
         Raises:
             EngineStateError: compiled code calls this, and it is too late for itself.
         """
+        self._is_on = True
         _STANCE.holders.add(self)
         if not _STANCE.settle():
-            _STANCE.holders.discard(self)
+            self.stop()
             raise EngineStateError(_CALLER)
 
     def stop(self) -> None:
         """It is not needed here any more."""
-        _STANCE.holders.discard(self)
-        _STANCE.settle()
+        if self._is_on:
+            _STANCE.holders.discard(self)
+            self._is_on = not _STANCE.settle()  # last: an interrupt may come before
 
 
 @contextmanager

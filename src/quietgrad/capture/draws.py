@@ -9,7 +9,7 @@ after them is put back: so what checkpointing computes again in a backward pass 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -79,8 +79,12 @@ def _device_module(device: torch.device) -> Any:
 
 def find_devices(model: nn.Module) -> tuple[torch.device, ...]:
     """Those of a model's parameters and buffers that have generators of their own."""
-    held = (*model.parameters(), *model.buffers())
-    return tuple({t.device for t in held if t.device.type not in _WITHOUT_OWN})
+    return with_generators((*model.parameters(), *model.buffers()))
+
+
+def with_generators(tensors: Iterable[Tensor]) -> tuple[torch.device, ...]:
+    """The devices of these tensors that have generators of their own."""
+    return tuple({t.device for t in tensors if t.device.type not in _WITHOUT_OWN})
 
 
 @contextmanager

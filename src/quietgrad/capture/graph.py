@@ -61,12 +61,12 @@ def summarize_graph(losses: Tensor, tape: Tape, describe: Callable[[nn.Parameter
             label = _label(node, batch)
             is_selection = _selects_rows(node)
             orders = orders or is_selection or label.endswith(")")
-            selects = selects or (is_selection and not _keeps_rows(node))
+            selects = selects or (is_selection and not _keeps_rows(node, tape))
         labels = [label]
         for child, nr in node.next_functions:
             if child is not None:
-                name = type(child).__name__
-                labels.append(_label(child, batch, nr) if name in _DETAILS else name)
+                kind = _kind_of(type(child))  # type: ignore[arg-type]
+                labels.append(_label(child, batch, nr) if kind.has_label else kind.name)
                 if child not in seen:
                     seen.add(child)
                     stack.append(child)
@@ -82,12 +82,14 @@ class _Kind(NamedTuple):
         is_leaf: whether they give a gradient to a tensor.
         is_custom: whether they are of a function written in Python.
         has_details: whether they are told apart, or may pick rows.
+        has_label: whether they are told apart.
     """
 
     name: str
     is_leaf: bool
     is_custom: bool
     has_details: bool
+    has_label: bool
 
 
 @lru_cache(maxsize=1024)  # each custom function has a type of its own
@@ -95,7 +97,8 @@ def _kind_of(kind: type) -> _Kind:
     name = kind.__name__
     is_picking = name.startswith(_SELECTIONS) or name in _PICKING
     is_custom = issubclass(kind, torch.autograd.function.BackwardCFunction)
-    return _Kind(name, name == "AccumulateGrad", is_custom, is_picking or name in _DETAILS)
+    has_label = name in _DETAILS
+    return _Kind(name, name == "AccumulateGrad", is_custom, is_picking or has_label, has_label)
 
 
 def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
@@ -241,12 +244,16 @@ def _selects_rows(node: Any) -> bool:
     return False
 
 
-def _keeps_rows(node: Any) -> bool:
+def _keeps_rows(node: Any, tape: Tape) -> bool:
     """Whether an index leaves the first dimension in order: ``x[arange(B), last]``, ``x[:, i]``."""
     if type(node).__name__ != "IndexBackward0":
         return False
     first = node._saved_indices[0]
     if first is None:
         return True
-    rows = torch.arange(node._saved_self_sym_sizes[0], device=first.device)
-    return first.dtype == torch.int64 and first.shape == rows.shape and torch.equal(first, rows)
+    count: int = node._saved_self_sym_sizes[0]
+    if first.dtype != torch.int64 or first.shape != (count,):
+        return False
+    if tape.provenance.counts_up(first):
+        return True
+    return torch.equal(first, torch.arange(count, device=first.device))

@@ -33,7 +33,6 @@ from quietgrad.capture.choice import (
 )
 from quietgrad.capture.compare import (
     agree_by_sample,
-    coarsest_bits,
     find_largest,
     has_digits,
     leaves,
@@ -86,7 +85,7 @@ from quietgrad.capture.samples import (
     list_input_layouts,
 )
 from quietgrad.errors import QuietgradError
-from quietgrad.factors.base import Later, Verdict, all_of
+from quietgrad.factors.base import Later, Verdict, all_of, any_of
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
@@ -111,7 +110,7 @@ class RecordedCall:
         batch: the number of samples.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
-        shared: by id, parts of its arguments that were the same with other samples.
+        find_shared: tells, by id, parts of its arguments that were the same with other samples.
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
@@ -122,9 +121,14 @@ class RecordedCall:
     recapture: Recapture
     batch: int
     is_bypassed: bool = False
-    shared: frozenset[int] = frozenset()
+    find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
+
+    @cached_property
+    def broken(self) -> Tensor:
+        """The samples whose losses sent something that is not finite to the outputs."""
+        return find_broken(self.call.outputs, self.batch)
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> bool:
@@ -382,9 +386,8 @@ class _Examination:
         """
         if isinstance(self.layout, JoinedInput):
             return
-        if self.recorded.shared:
-            layout = replace(self.layout, shared=self.recorded.shared)
-            yield _Examination(self.recorded, layout)
+        if shared := self.recorded.find_shared():
+            yield _Examination(self.recorded, replace(self.layout, shared=shared))
         other = _Examination(self.recorded, replace(self.layout, has_sides=False))
         few = take_several(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
         if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
@@ -405,19 +408,39 @@ class _Examination:
         Refuses a model that then holds other values afterwards.
         """
         samples = replace_others(kept, self._scores, largest=largest)
-        rest = kept.nonzero().flatten()
+        return self._notices_nothing(samples, kept.nonzero().flatten(), mode, backward=backward)
+
+    def _notices_nothing(
+        self,
+        samples: Tensor,
+        rest: Tensor,
+        mode: DrawRecorder | None,
+        *,
+        backward: bool,
+        patient: bool = False,
+    ) -> Verdict:
+        """Whether the ``rest`` gets the same with these samples in the places of the call's."""
         try:
             run = self.run(self.layout.select(samples), samples, mode, backward=backward)
         except Exception as error:
             self._error = error
             return False
-        is_same = self._agrees(run, rest, rest, backward=backward)
+        is_same = self._agrees(run, rest, rest, backward=backward, patient=patient)
         if is_same is False:
             return False
         kept_values = self._call.compare_kept(run.held)
-        if is_same is True:
+        if not any(isinstance(each, Later) for each in (is_same, *kept_values.values())):
             return self._refuse_kept_data(kept_values)
-        return Later(lambda: is_same and self._refuse_kept_data(kept_values))
+
+        def conclude() -> bool:
+            if is_same or patient:
+                return bool(is_same) and self._refuse_kept_data(kept_values)
+            again = None if mode is None else DrawRecorder()
+            return bool(
+                self._notices_nothing(samples, rest, again, backward=backward, patient=True)
+            )
+
+        return Later(conclude)
 
     def _try_every_two(self, first: Tensor, masks: Sequence[Tensor]) -> Iterator[Trial]:
         """Whether some sample notices another one, where these masks tell every two apart.
@@ -460,6 +483,7 @@ class _Examination:
         *,
         backward: bool = True,
         with_constants: bool = True,
+        patient: bool = False,
     ) -> Verdict | None:
         """Whether these samples get the same when they are alone, in this order.
 
@@ -479,7 +503,11 @@ class _Examination:
                 if not with_constants:
                     return None
                 return self._is_same_with_constants(samples, backward=backward)
-            is_same = self._agrees(run, samples, backward=backward)
+            is_same = self._agrees(run, samples, backward=backward, patient=patient)
+            if isinstance(is_same, Later) and run.has_same_draws and not patient:
+                options = {"backward": backward, "with_constants": with_constants}
+                again = partial(self._is_same_for, samples, drawn, **options, patient=True)
+                return any_of((is_same, Later(again)))
             if not drawn.drawn and run.has_same_draws:
                 return is_same
             if is_same:
@@ -557,7 +585,7 @@ class _Examination:
                 for place, pair in enumerate(zip(parts, found, strict=True)):
                     if has_digits(pair[0]):
                         gaps[key, number, place] = measure_gaps(
-                            *pair, self._bits, self._largest_gradient
+                            *pair, self._call.bits, self._largest_gradient
                         )
         return gaps
 
@@ -647,12 +675,19 @@ class _Examination:
         return True
 
     def _agrees(
-        self, run: Execution, old: Tensor, new: Tensor | None = None, *, backward: bool = True
+        self,
+        run: Execution,
+        old: Tensor,
+        new: Tensor | None = None,
+        *,
+        backward: bool = True,
+        patient: bool = True,
     ) -> Verdict:
         """Whether samples ``old`` of the call got the same as samples ``new`` of a repeat.
 
         ``new`` are all of the repeat's, unless it is given. Without ``backward`` only what was
-        returned is compared.
+        returned is compared. Unless ``patient``, a verdict that is not known yet may be false where
+        a patient one is true.
         """
         new = torch.arange(run.batch) if new is None else new
         comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
@@ -666,9 +701,11 @@ class _Examination:
             for one, other in inner
             if one is not None and other is not None
         ]
-        # At once, for factors are large. What else is asked for by now is read with them.
-        same_factors = self._same_factors(reference.factors, run, old, new)
-        return bool(all_of((is_same, *are_same))) and same_factors
+        is_same = all_of((is_same, *are_same))
+        if is_same is False or (patient and not is_same):
+            return False
+        same_factors = self._same_factors(reference.factors, run, old, new, patient=patient)
+        return all_of((is_same, same_factors))
 
     def _comparison(
         self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
@@ -677,13 +714,8 @@ class _Examination:
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
         return OutputComparison(
-            known, batch, count, old, new, samples, self._bits, is_alike, has_whole
+            known, batch, count, old, new, samples, self._call.bits, is_alike, has_whole
         )
-
-    @cached_property
-    def _bits(self) -> int:
-        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self._call.autocast if enabled]
-        return coarsest_bits([*self._call.model.parameters(), *precisions])
 
     @cached_property
     def _reference(self) -> Execution:
@@ -699,16 +731,18 @@ class _Examination:
             return replace(again, factors=known, outputs=outputs)
         return Execution(self._everyone, outputs, self.recorded.factors)
 
-    def _same_factors(self, before: Factors, run: Execution, old: Tensor, new: Tensor) -> bool:
+    def _same_factors(
+        self, before: Factors, run: Execution, old: Tensor, new: Tensor, *, patient: bool
+    ) -> Verdict:
         same_size = run.is_alike and run.batch == self.recorded.batch
         same = partial(
-            agree_by_sample, bits=self._bits, largest=self._largest_gradient, same_size=same_size
+            agree_by_sample,
+            bits=self._call.bits,
+            largest=self._largest_gradient,
+            same_size=same_size,
         )
-        return same_factors(before, run, old, new, same, self._find_broken)
-
-    def _find_broken(self) -> Tensor:
-        """The samples whose losses sent something that is not finite to the outputs."""
-        return find_broken(self._call.outputs, self.recorded.batch)
+        broken = partial(getattr, self.recorded, "broken")
+        return same_factors(before, run, old, new, same, broken, patient=patient)
 
     @cached_property
     def _largest_gradient(self) -> float | Tensor:

@@ -23,6 +23,7 @@ from quietgrad.factors.base import (
     Verdict,
     all_of,
     any_of,
+    is_at_hand,
     is_surely_equal,
     negated,
     send,
@@ -140,6 +141,11 @@ def folded_layouts(tensor: Tensor, batch: int) -> list[Layout]:
     """Dimensions that could hold several rows of each sample, adjacent or apart."""
     multiples = [dim for dim, size in enumerate(tensor.shape) if size > batch and size % batch == 0]
     return [Layout(batch, dim, major) for dim in multiples for major in (True, False)]
+
+
+def possible_layouts(tensor: Tensor, batch: int) -> list[Layout]:
+    """All of these."""
+    return exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
 
 
 class SiteKey(NamedTuple):
@@ -282,6 +288,34 @@ class Probe:
         return bool((self.seeds == 1).all())
 
 
+class _Evidence:
+    """A gradient that a probe sent to an output, of which it may be unknown yet whether it tells.
+
+    Attributes:
+        is_touched: whether there was a gradient at all; otherwise it tells nothing.
+        grad: the gradient.
+        seeds: of the probe.
+        whole: the gradient of the whole batch, if the probe was a strict one.
+    """
+
+    def __init__(
+        self, is_touched: Verdict, grad: Tensor, seeds: Tensor, whole: Tensor | None
+    ) -> None:
+        self.is_touched, self.grad, self.seeds, self.whole = is_touched, grad, seeds, whole
+        self._refuted: dict[Layout, Verdict] = {}
+        if not is_at_hand(grad):  # to be read with what the probe tells of other places
+            for layout in possible_layouts(grad, len(seeds)):
+                self.allows(layout)
+
+    def allows(self, layout: Layout) -> Verdict:
+        """Whether it does not show that the samples are elsewhere."""
+        if layout not in self._refuted:
+            fits = layout.dim < self.grad.ndim
+            is_refuted = layout.is_refuted(self.grad, self.seeds, self.whole) if fits else True
+            self._refuted[layout] = any_of((negated(self.is_touched), negated(is_refuted)))
+        return self._refuted[layout]
+
+
 class OutputLayout:
     """One output of a model call, and where its samples can be after all probes so far.
 
@@ -298,8 +332,7 @@ class OutputLayout:
 
     def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
         self._probe = probe
-        self._found: list[tuple[Verdict, Tensor, Tensor, Tensor | None]] = []
-        self._allowed: dict[Layout, Verdict] = {}
+        self._found: list[_Evidence] = []
         self.gradient: Tensor | None = None
         self.is_probed = output.requires_grad
         self.is_before_hooks = False
@@ -319,8 +352,8 @@ class OutputLayout:
     @property
     def _evidence(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         """Gradients that tell something, their seeds, and those of the whole batch."""
-        self._found = [found for found in self._found if found[0]]
-        return [(grad, seeds, whole) for _, grad, seeds, whole in self._found]
+        self._found = [found for found in self._found if found.is_touched]
+        return [(each.grad, each.seeds, each.whole) for each in self._found]
 
     @property
     def was_reached(self) -> bool:
@@ -334,12 +367,7 @@ class OutputLayout:
 
     def allows(self, layout: Layout) -> Verdict:
         """Whether no probe has shown that the samples are elsewhere."""
-        if layout not in self._allowed:
-            self._allowed[layout] = all_of(
-                layout.dim < grad.ndim and negated(layout.is_refuted(grad, seeds, whole))
-                for grad, seeds, whole in self._evidence
-            )
-        return self._allowed[layout]
+        return all_of(each.allows(layout) for each in self._found)
 
     def may_belong_to(self, sample: int) -> bool:
         """Whether no other sample's loss was seen to depend on it."""
@@ -352,14 +380,12 @@ class OutputLayout:
         """Whether probes have seen it fall apart into rows of single samples."""
         if not self._evidence:
             return False
-        grad = self._evidence[0][0]
-        layouts = exact_layouts(grad, batch) + folded_layouts(grad, batch)
+        layouts = possible_layouts(self._evidence[0][0], batch)
         return bool(any_of(map(self.allows, layouts)))
 
     def forget(self) -> None:
         """Drop what strict probes have shown: another kind of probes follows."""
         self._found.clear()
-        self._allowed.clear()
 
     def _observe(self, grad: Tensor | None) -> None:
         probe = self._probe()
@@ -377,8 +403,7 @@ class OutputLayout:
             return
         is_touched = verdict_of(_find_touched(found if whole is None else whole).any())
         if is_touched is not False:
-            self._found.append((is_touched, found.detach(), probe.seeds, whole))
-            self._allowed.clear()
+            self._found.append(_Evidence(is_touched, found.detach(), probe.seeds, whole))
 
 
 def add_first_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:

@@ -37,7 +37,7 @@ from quietgrad.capture.refusals import (
 )
 from quietgrad.capture.rules.fallback import run_per_sample
 from quietgrad.capture.rules.spread import run_spread
-from quietgrad.distributed.sharding import is_distributed_tensor
+from quietgrad.distributed.sharding import are_local
 from quietgrad.errors import QuietgradError
 
 if TYPE_CHECKING:
@@ -70,11 +70,12 @@ class CaptureMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         try:
-            if _is_metadata(func):
+            is_ordinary = _is_ordinary(func)
+            if is_ordinary is None:
                 return func(*args, **(kwargs or {}))
             tape = self._current_tape()
             # Most operations are on activations alone, and have a graph: there is no more to know.
-            if _is_ordinary(func) and self._are_data(args, tape) and not kwargs:
+            if is_ordinary and not kwargs and self._are_data(args, tape):
                 tape.functions.add(func)
                 output = func(*args)
                 if type(output) is not Tensor or not output.requires_grad:
@@ -156,7 +157,7 @@ class CaptureMode(TorchFunctionMode):
         if torch._C._are_functorch_transforms_active():
             return self._run_transformed(call, args, kwargs, tensors, tape)
         call.note_targets(tensors, targets)
-        if any(map(is_distributed_tensor, tensors)):
+        if not are_local(tensors):
             return run_spread(call, args, kwargs)
         for tensor in tensors[operation.writes_in_place :] if self._open else ():
             self._open.pop(id(tensor), None)
@@ -167,7 +168,7 @@ class CaptureMode(TorchFunctionMode):
             isinstance(g, Derived) and g.is_chosen for _, g in managed
         )
         # An activation with a graph is no constant: mostly that is all there is to find out.
-        has_graph = any(t.requires_grad for t in data)
+        has_graph = True in [t.requires_grad for t in data]
         is_free = not has_graph and all(tape.is_constant_beside(t, shape) for t in data)
         if operation.ignores_data or (is_free and not is_joined):
             if operation.writes_in_place and self._is_writable(args[0], tape):
@@ -179,7 +180,8 @@ class CaptureMode(TorchFunctionMode):
             if not any(self._target_of(t, tape) for t in _tensors((*args, *kwargs.values()))):
                 return func(*args, **kwargs)
         refuse_unusual_layouts(call, tensors)
-        rule = find_rule(func, is_complex=any(t.is_complex() for t in tensors)) or run_per_sample
+        is_complex = True in [t.dtype.is_complex for t in tensors]
+        rule = find_rule(func, is_complex=is_complex) or run_per_sample
         return rule(call, *args, **kwargs)
 
     def _is_writable(self, tensor: Any, tape: Tape) -> bool:
@@ -286,9 +288,11 @@ class CaptureMode(TorchFunctionMode):
         return not isinstance(value, nn.Parameter) or self._parameters.knows(value)
 
     def _target_of(self, value: Any, tape: Tape) -> Target | None:
+        if type(value) is Tensor:
+            return tape.derivations.get(id(value))
         if not isinstance(value, Tensor):
             return None
-        if type(value) is not Tensor and isinstance(value, nn.Parameter):
+        if isinstance(value, nn.Parameter):
             if not value.requires_grad:
                 return None
             target = self._parameters.target(value)
@@ -324,6 +328,8 @@ class CaptureMode(TorchFunctionMode):
                 output = func(*args, **kwargs)
         else:
             output = func(*args, **kwargs)
+        if func is torch.arange and len(args) == 1 and not {"start", "step", "out"} & kwargs.keys():
+            tape.provenance.note_counting(output)
         self._note_made(func, output, tensors, targets, written, tape)
         return output
 
@@ -355,15 +361,15 @@ _NUMBERS = frozenset(
 
 
 @cache
-def _is_metadata(func: Callable[..., Any]) -> bool:
-    return classify(func).is_metadata
+def _is_ordinary(func: Callable[..., Any]) -> bool | None:
+    """Whether all that it does is to compute a result of its arguments, which are not judged.
 
-
-@cache
-def _is_ordinary(func: Callable[..., Any]) -> bool:
-    """Whether all that it does is to compute a result of its arguments, which are not judged."""
+    None if it computes nothing, and only tells about a tensor.
+    """
     operation = classify(func)
-    is_looked_at = operation.is_metadata or operation.is_hook or operation.is_initialization
+    if operation.is_metadata:
+        return None
+    is_looked_at = operation.is_hook or operation.is_initialization
     reads_or_writes = operation.reads_numbers or operation.writes_in_place
     return not (is_looked_at or reads_or_writes or func in CHECKED or func == _SET_DATA)
 
@@ -371,7 +377,12 @@ def _is_ordinary(func: Callable[..., Any]) -> bool:
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     found: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(value)
+        elif kind in _NUMBERS:
+            continue
+        elif isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)

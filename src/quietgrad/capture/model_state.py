@@ -22,7 +22,7 @@ import zlib
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from decimal import Decimal
 from fractions import Fraction
@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from quietgrad.capture.compare import attributes_of, dense_parts, is_same, slots_of
 from quietgrad.capture.draws import find_devices, preserve_randomness
-from quietgrad.factors.base import Verdict, content_of, has_same_entries, version_of
+from quietgrad.factors.base import Verdict, content_of, is_at_hand, version_of
 
 # Parameters, buffers, children, hooks, the mode. What is kept in buffers is found elsewhere.
 _OTHERS = frozenset(vars(nn.Module())) - {"_non_persistent_buffers_set"}
@@ -510,11 +510,6 @@ def copy_values(model: nn.Module, held: Sequence[_Held] | None = None) -> HeldVa
     return HeldValues(values | buffers, generators)
 
 
-def find_difference(ones: Mapping[str, Any], others: Mapping[str, Any]) -> set[str]:
-    """The names of attributes that hold different values in two copies, or are in one only."""
-    return {name for name, is_kept in compare_values(ones, others).items() if not is_kept}
-
-
 def compare_values(ones: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Verdict]:
     """By name, whether both copies hold the same."""
     return {
@@ -574,9 +569,6 @@ class ModelState:
     def restore(self) -> None:
         """Put back what has changed."""
         for restore in self._restores:
-            if isinstance(restore, _KeptTensor):
-                restore.ask()
-        for restore in self._restores:
             restore()
 
 
@@ -605,7 +597,7 @@ def _keep(held: _Held) -> Iterator[Restore]:
     value = held.value
     if _is(value, Tensor):
         if _is_dense(value) and not value.requires_grad and not value.is_inference():
-            yield _KeptTensor(value)
+            yield partial(_restore_tensor, value, value.clone())
     elif _is(value, np.ndarray):
         is_written = value.flags.writeable and not _is(value, np.memmap)
         if is_written and (held.is_searched or not _holds_objects(value)):
@@ -653,24 +645,17 @@ def _restore_module(module: nn.Module, held: dict[str, Any]) -> None:
     now.update((n, child) for n, child in held.items() if n in _REBOUND or n not in _OTHERS)
 
 
-class _KeptTensor:
-    """A tensor and what was in it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._value = tensor, tensor.clone()
-        self._is_same: Verdict = True
-
-    def ask(self) -> None:
-        """Whether it has changed: of all tensors, before that is read of one."""
-        self._is_same = has_same_entries(self._tensor, self._value)
-
-    def __call__(self) -> None:
-        """Put it back."""
-        # Writing one that autograd has saved is an error: only what has changed.
-        if not self._is_same:
-            with torch.no_grad():
-                # Observers grow theirs when first run.
-                self._tensor.resize_(self._value.shape).copy_(self._value)
+def _restore_tensor(tensor: Tensor, value: Tensor) -> None:
+    if is_at_hand(tensor) and torch.equal(tensor, value):
+        return  # to write one that autograd has saved is an error
+    with torch.no_grad():
+        if tensor.shape != value.shape:  # observers grow theirs when first run
+            tensor.resize_(value.shape)
+        # Elsewhere it would have to be waited for whether it has changed; nobody is told of a write
+        # that changes nothing.
+        uncounted = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+        with nullcontext() if is_at_hand(tensor) else uncounted:
+            tensor.copy_(value)
 
 
 def _restore_array(written: Any, value: Any) -> None:

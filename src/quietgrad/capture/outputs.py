@@ -23,8 +23,8 @@ from quietgrad.capture.compare import (
     has_digits,
     leaves,
 )
-from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, folded_layouts
-from quietgrad.capture.owners import OwnedLayout, match_rows
+from quietgrad.capture.layout import Layout, OutputLayout, exact_layouts, possible_layouts
+from quietgrad.capture.owners import OwnedLayout, ask_rows, match_rows
 from quietgrad.factors.base import (
     Verdict,
     all_of,
@@ -223,7 +223,7 @@ def _is_unused_table(tensor: Tensor, rows: OutputLayout, batch: int) -> bool:
 
 def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
     """Where the samples can be in an output: as probes of the losses left it, if they did."""
-    layouts = exact_layouts(tensor, batch) + folded_layouts(tensor, batch)
+    layouts = possible_layouts(tensor, batch)
     if rows is not None:
         allowed = [(layout, rows.allows(layout)) for layout in layouts]
         layouts = [layout for layout, is_allowed in allowed if is_allowed]
@@ -233,12 +233,12 @@ def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> l
     return [] if owned is None or not owned.keeps_places else [owned]
 
 
-def is_reordered(known: OutputLayout, batch: int) -> bool:
+def is_reordered(known: OutputLayout, batch: int) -> Verdict:
     """Whether the rows of an output as long as the batch belong to losses at other places."""
     if not known.strict_evidence:
         return False
-    owned = match_rows(known.strict_evidence, batch)
-    return owned is not None and not owned.keeps_places
+    owned, is_told = ask_rows(known.strict_evidence, batch)
+    return all_of((is_told, negated(owned.keeps_places)))
 
 
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
@@ -316,8 +316,14 @@ def same_factors(
     new: Tensor,
     same: Same,
     find_broken: Callable[[], Tensor],
-) -> bool:
+    *,
+    patient: bool,
+) -> Verdict:
     """Whether samples ``old`` of a call got the same gradients as samples ``new`` of a repeat.
+
+    On a device the host would have to wait for the comparisons of all sites before it knew whether
+    there is another way to compare. So unless ``patient`` there is none: what is the same, is so,
+    and whoever reads that it is not asks again, patiently. Nothing that is returned holds factors.
 
     Args:
         before: the factors of the call.
@@ -326,11 +332,42 @@ def same_factors(
         new: the same ones in the repeat.
         same: compares what factors are made of.
         find_broken: tells the samples ``[B]`` of the call with losses that are not finite.
+        patient: whether all verdicts are to be read here.
     """
+    compared, doubtful = _compare_factors(before, run.factors, old, new, same)
+
+    def are_same_totals() -> Verdict:
+        if not doubtful:
+            return True
+        # Rows of a broken sample have no owner that could be told.
+        whole = ~find_broken()[old]
+        factors, pair = (before, run.factors), (old[whole], new[whole])
+        return all_of(_is_same_total(name, *factors, *pair, same) for name in sorted(doubtful))
+
+    made = next((each for found in before.values() for each in found or ()), None)
+    if made is not None and made.factor.device.type != "cpu" and not patient:
+        known = [verdict for _, verdict in compared if verdict is not None]
+        doubtful |= {n for one, each in compared if each is None for n in one.target.names}
+        is_same = all_of((*known, are_same_totals()))
+        if is_same is not False:
+            return is_same
+    for one, verdict in compared:
+        # With fewer samples another one may be at the first of several alike sites.
+        if verdict is not None and not verdict and run.is_alike and torch.equal(old, new):
+            return False
+        doubtful.update(() if verdict else one.target.names)
+    doubtful -= run.unknown
+    return bool(are_same_totals())
+
+
+def _compare_factors(
+    before: Factors, after: Factors, old: Tensor, new: Tensor, same: Same
+) -> tuple[list[tuple[TargetFactor, Verdict | None]], set[str]]:
+    """Verdicts of factors at the same sites; parameters of which only totals can be compared."""
     compared: list[tuple[TargetFactor, Verdict | None]] = []
     doubtful: set[str] = set()
-    for key in before.keys() | run.factors.keys():
-        ones, others = before.get(key, []), run.factors.get(key, [])
+    for key in before.keys() | after.keys():
+        ones, others = before.get(key, []), after.get(key, [])
         if ones is None or others is None:
             continue
         # Rows of the same sample may be at another site of the same kind in each run.
@@ -339,20 +376,7 @@ def same_factors(
             continue
         for one, other in zip(ones, others, strict=True):
             compared.append((one, _is_same_factor(one.select(old), other.select(new), same)))
-    for one, verdict in compared:
-        # With fewer samples another one may be at the first of several alike sites.
-        if verdict is not None and not verdict and run.is_alike and torch.equal(old, new):
-            return False
-        doubtful.update(() if verdict else one.target.names)
-    doubtful -= run.unknown
-    if not doubtful:
-        return True
-    # Rows of a broken sample have no owner that could be told.
-    whole = ~find_broken()[old]
-    pair = old[whole], new[whole]
-    return bool(
-        all_of(_is_same_total(name, before, run.factors, *pair, same) for name in sorted(doubtful))
-    )
+    return compared, doubtful
 
 
 def _is_same_factor(one: TargetFactor, other: TargetFactor, same: Same) -> Verdict | None:

@@ -19,8 +19,17 @@ from torch import Tensor
 from quietgrad.capture.choice import random_order
 from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout, is_multiple
-from quietgrad.factors.base import Later, Verdict, any_of, is_at_hand, negated, send
-from quietgrad.factors.routed import list_slots
+from quietgrad.factors.base import (
+    Later,
+    Verdict,
+    all_of,
+    any_of,
+    is_at_hand,
+    negated,
+    send,
+    verdict_of,
+)
+from quietgrad.factors.routed import count_owners, list_slots, sizes_of_slots
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import LayoutTable
@@ -64,16 +73,13 @@ class OwnedLayout(Layout):
             return rows
         return rows.masked_fill(self.broken.view(-1, *[1] * (rows.ndim - 1)), torch.nan)
 
-    def has_unowned(self, tensor: Tensor) -> bool:
+    def has_unowned(self, tensor: Tensor) -> Verdict:
         """Whether something that is not finite stands where there is no gradient."""
-        if tensor.isfinite().all():
-            return False
-        depth = self.is_touched.ndim
+        depth, finite = self._depth, tensor.isfinite()
         if tensor.shape[:depth] != self.is_touched.shape:
-            return True
-        finite = tensor.isfinite()
+            return verdict_of(~finite.all())
         finite = finite.flatten(depth).all(-1) if tensor.ndim > depth else finite
-        return not bool((finite | self.is_touched).all())
+        return verdict_of(~(finite | self.is_touched).all())
 
     def clear(self, tensor: Tensor) -> Tensor:
         """A tensor with the same leading dimensions, with zeros where there is no gradient."""
@@ -98,8 +104,9 @@ class OwnedLayout(Layout):
         for dim in kept:
             places = places * padded[dim] + self.index(dim)
         out = rows.new_zeros(self.batch * torch.Size(sizes).numel(), *rows.shape[1:])
-        owned = self.owners.flatten() != _NOBODY
-        out.index_add_(0, places[owned], rows[owned])
+        is_owned = self.owners.flatten() != _NOBODY
+        rows = rows.where(is_owned.view(-1, *[1] * (rows.ndim - 1)), 0)
+        out.index_add_(0, places.where(is_owned, 0), rows)
         out = out.view(self.batch, *sizes, *(padded[dim] for dim in others))
         order = [*kept, *others]
         missing = [dim for dim in self.dims if dim not in kept]
@@ -113,7 +120,7 @@ class OwnedLayout(Layout):
         """The rows of some samples, in their order."""
         slots = self._slots[samples.to(self._slots.device)].flatten()
         rows = self.rows_of(tensor)
-        rows = rows[slots[slots < len(rows)]]
+        rows = rows[send(slots[slots < len(rows)], rows.device)]
         return rows.movedim(0, self.dims[0]) if len(self.dims) == 1 else rows
 
     def replace(self, tensor: Tensor, samples: Tensor) -> Tensor:
@@ -126,17 +133,18 @@ class OwnedLayout(Layout):
                 sources[mine] = others[torch.arange(len(mine)) % len(others)]
         if not self.dims:
             return tensor.clone()
-        rows = self.rows_of(tensor)[sources.to(tensor.device)]
+        rows = self.rows_of(tensor)[send(sources, tensor.device)]
         rows = rows.view(*self.owners.shape, *rows.shape[1:])
         return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
 
     @staticmethod
-    def of(layout: Layout, shape: torch.Size) -> OwnedLayout:
+    def of(layout: Layout, shape: torch.Size, device: torch.device | str = "cpu") -> OwnedLayout:
         """A layout by one dimension in the same form, for tensors of this shape."""
         if isinstance(layout, OwnedLayout):
             return layout
-        owners = layout.sample_of(shape[layout.dim], torch.device("cpu"))
-        return OwnedLayout(layout.batch, owners=owners, dims=(layout.dim,))
+        owners = layout.sample_of(shape[layout.dim], torch.device(device))
+        is_touched = torch.ones((), dtype=torch.bool, device=device)
+        return OwnedLayout(layout.batch, owners=owners, dims=(layout.dim,), is_touched=is_touched)
 
     def reshape(self, shape: torch.Size) -> OwnedLayout | None:
         """The same rows in the leading dimensions of another tensor; None if they do not fit."""
@@ -148,17 +156,17 @@ class OwnedLayout(Layout):
         return None
 
     @property
-    def keeps_places(self) -> bool:
+    def keeps_places(self) -> Verdict:
         """Whether rows in a dimension as long as the batch belong to the samples in their order."""
         places = torch.arange(self.batch, device=self.owners.device)
+        verdicts = list[Verdict]()
         for dim, size in enumerate(self.owners.shape):
             shape = [self.batch if each == dim else 1 for each in range(self.owners.ndim)]
             if size != self.batch:
                 continue
             is_own = (self.owners == _NOBODY) | (self.owners == places.view(shape))
-            if not bool(is_own.all()):
-                return False
-        return True
+            verdicts.append(verdict_of(is_own.all()))
+        return all_of(verdicts)
 
     @property
     def is_ragged(self) -> bool:
@@ -245,7 +253,25 @@ class OwnedLayout(Layout):
 
     @cached_property
     def _slots(self) -> Tensor:
-        return list_slots(self.owners.flatten(), self.batch)
+        return list_slots(self.owners.flatten(), self.batch, self._sizes)
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """How many rows are nobody's, and the most of one sample."""
+        read_sizes([self])
+        return self._sizes
+
+
+def read_sizes(layouts: Sequence[OwnedLayout]) -> None:
+    """Of all these at once, so that a device is waited for once."""
+    by_device: dict[torch.device, list[OwnedLayout]] = {}
+    for layout in layouts:
+        by_device.setdefault(layout.owners.device, []).append(layout)
+    for some in by_device.values():
+        counts = [count_owners(layout.owners.flatten(), layout.batch) for layout in some]
+        found = torch.stack([*map(sizes_of_slots, counts)]).tolist()
+        for layout, sizes in zip(some, found, strict=True):
+            vars(layout)["_sizes"] = tuple(sizes)
 
 
 def list_row_dims(count: int) -> list[tuple[int, ...]]:
@@ -262,11 +288,11 @@ class OwnerReader:
     """
 
     def __init__(self, dims: range) -> None:
-        self._left: dict[tuple[int, ...], Tensor] | None = None
+        self._left: dict[tuple[int, ...], tuple[Tensor, Verdict]] | None = None
         self._dims = dims
         self._is_touched: Tensor | None = None
 
-    def read(self, grad: Tensor, whole: Tensor, exponents: Sequence[int], base: int) -> bool:
+    def read(self, grad: Tensor, whole: Tensor, exponents: Sequence[int], base: int) -> Verdict:
         """Whether rows are multiples by these powers of two, whose places are the next digit.
 
         Args:
@@ -281,24 +307,28 @@ class OwnerReader:
         powers = _find_powers(_peaks(grad, depth), _peaks(whole, depth))
         if self._is_touched is None:
             self._is_touched = ~powers.isnan()
-        table = {exponent: digit for digit, exponent in enumerate(exponents)}
-        found: dict[tuple[int, ...], Tensor] = {}
+        found: dict[tuple[int, ...], tuple[Tensor, Verdict]] = {}
         for dims in list_row_dims(len(self._dims)) if self._left is None else self._left:
-            digits = _read_digits(powers, dims, table)
-            if digits is None or not _are_multiples(grad, whole, dims, digits, exponents):
-                continue
+            digits, is_told = _read_digits(powers, dims, exponents)
+            if is_told is not False:
+                are_multiples = _are_multiples(grad, whole, dims, digits, exponents)
+                is_told = all_of((is_told, are_multiples))
             if self._left is not None:
-                before = self._left[dims]
+                before, was_told = self._left[dims]
                 digits = torch.where(digits == _NOBODY, digits, before + base * digits)
-            found[dims] = digits
+                is_told = all_of((was_told, is_told))
+            if is_told is not False:
+                found[dims] = digits, is_told
         self._left = found
-        return bool(found)
+        return any_of(is_told for _, is_told in found.values())
 
     def make_layout(self, samples: Tensor) -> OwnedLayout | None:
         """Rows by their owners, if all have one; ``samples`` are in the order of the codes."""
-        for dims, codes in (self._left or {}).items():
-            if not codes.numel() or int(codes.max()) < len(samples):
-                owners = samples.to(codes.device)[codes.clamp_min(0)]
+        for dims, (codes, is_told) in (self._left or {}).items():
+            # A digit of one pass is that of a sample.
+            are_samples = len(samples) <= _CODES or not codes.numel() or codes.max() < len(samples)
+            if is_told and are_samples:
+                owners = send(samples, codes.device).take(codes.clamp_min(0))
                 owners = owners.where(codes != _NOBODY, _NOBODY)
                 assert self._is_touched is not None
                 return OwnedLayout(
@@ -313,26 +343,34 @@ def match_rows(evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int) ->
     Rows are those of the first dimension, or of the second if there is one of the first. None if
     some row has several owners.
     """
+    layout, is_told = ask_rows(evidence, batch)
+    return layout if is_told else None
+
+
+def ask_rows(
+    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int
+) -> tuple[OwnedLayout, Verdict]:
+    """The same, and whether no row has several owners: only then the layout means something."""
     first = evidence[0][0]
     if not first.ndim:
-        return None
+        return OwnedLayout(batch), False
     dim = 1 if first.ndim > 1 and first.shape[0] == 1 else 0
     fits, is_touched = None, None
+    verdicts = list[Verdict]()
     for grad, seeds, whole in evidence:
         powers = _find_powers(grad, whole).movedim(dim, 0).reshape(grad.shape[dim], -1)
         lowest, highest = powers.nan_to_num(torch.inf), powers.nan_to_num(-torch.inf)
         lowest, highest = lowest.amin(1), highest.amax(1)
         is_touched = highest.isfinite() if is_touched is None else is_touched & highest.isfinite()
-        if not lowest.where(is_touched, 0).equal(highest.where(is_touched, 0)):
-            return None
+        verdicts.append(verdict_of((lowest.eq(highest) | ~is_touched).all()))
         same = highest[:, None] == send(seeds, highest.device, highest.dtype).log2().round()
         fits = same if fits is None else fits & same
     assert fits is not None
     assert is_touched is not None
-    if bool((fits.sum(1).ne(1) & is_touched).any()):
-        return None
+    verdicts.append(verdict_of((fits.sum(1).eq(1) | ~is_touched).all()))
     owners = fits.int().argmax(1).where(is_touched, _NOBODY)
-    return OwnedLayout(batch, owners=owners, dims=(dim,), is_touched=is_touched)
+    layout = OwnedLayout(batch, owners=owners, dims=(dim,), is_touched=is_touched)
+    return layout, all_of(verdicts)
 
 
 def _peaks(tensor: Tensor, depth: int) -> Tensor:
@@ -342,10 +380,7 @@ def _peaks(tensor: Tensor, depth: int) -> Tensor:
         return sizes
     if not sizes.numel():
         return sizes.new_zeros(sizes.shape[:depth])
-    peaks = sizes.flatten(depth).amax(-1)
-    if not peaks.isfinite().all():
-        peaks = sizes.nan_to_num(0.0, 0.0, 0.0).flatten(depth).amax(-1)
-    return peaks
+    return sizes.nan_to_num(0.0, 0.0, 0.0).flatten(depth).amax(-1)
 
 
 def _find_powers(grad: Tensor, whole: Tensor) -> Tensor:
@@ -364,42 +399,42 @@ def _smallest_told(tensor: Tensor) -> float:
     return _SMALLEST * torch.finfo(tensor.dtype).tiny
 
 
-def _read_digits(powers: Tensor, dims: tuple[int, ...], table: dict[int, int]) -> Tensor | None:
-    """The digit of each row; None if there are several in one row, or none of the table's."""
+def _read_digits(
+    powers: Tensor, dims: tuple[int, ...], exponents: Sequence[int]
+) -> tuple[Tensor, Verdict]:
+    """The digit of each row; and whether there is one in every row, and all are of these powers."""
     others = [dim for dim in range(powers.ndim) if dim not in dims]
     if not powers.numel():
-        return torch.full([powers.shape[dim] for dim in dims], _NOBODY, device=powers.device)
+        sizes = [powers.shape[dim] for dim in dims]
+        return torch.full(sizes, _NOBODY, device=powers.device), True
     lowest, highest = powers.nan_to_num(torch.inf), powers.nan_to_num(-torch.inf)
     if others:
         lowest, highest = lowest.amin(others), highest.amax(others)
     is_touched = highest.isfinite()
-    if not lowest.where(is_touched, 0).equal(highest.where(is_touched, 0)):
-        return None
-    digits = torch.full(highest.shape, _NOBODY, dtype=torch.int64, device=powers.device)
-    for power in highest[is_touched].unique().tolist():
-        if int(power) not in table:
-            return None
-        digits[highest == power] = table[int(power)]
-    return digits
+    apart = exponents[1] - exponents[0] if len(exponents) > 1 else 1
+    digits = (highest - exponents[0]) / apart
+    is_known = (digits >= 0) & (digits < len(exponents)) & digits.eq(digits.round())
+    digits = digits.where(is_touched & is_known, _NOBODY).long()
+    return digits, verdict_of((~is_touched | (lowest.eq(highest) & is_known)).all())
 
 
 def _are_multiples(
     grad: Tensor, whole: Tensor, dims: tuple[int, ...], digits: Tensor, exponents: Sequence[int]
-) -> bool:
+) -> Verdict:
     """Whether rows are multiples, to the last bit, and those of nobody are next to nothing."""
     real = grad.real.dtype if grad.is_complex() else grad.dtype
-    factors = torch.tensor([2.0**e for e in exponents], dtype=real, device=grad.device)
+    factors = send(torch.tensor([2.0**e for e in exponents], dtype=real), grad.device)
     shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
-    by_row = factors[digits.clamp_min(0)].view(shape)
-    if not (digits == _NOBODY).any():
-        return bool(is_multiple(grad, whole, by_row))
+    by_row = factors.take(digits.clamp_min(0)).view(shape)  # an index of one would be read
+    if is_at_hand(digits) and not (digits == _NOBODY).any():
+        return is_multiple(grad, whole, by_row)
     is_owned = (digits != _NOBODY).view(shape)
     nothing = _smallest_told(whole)
     is_nobodys = ~is_owned & whole.isfinite()
-    is_nothing = whole.abs().le(nothing) & grad.abs().le(nothing * float(factors.max()))
-    return bool((is_nothing | ~is_nobodys).all()) and bool(
-        is_multiple(grad.where(is_owned, 0), whole.where(is_owned, 0), by_row)
-    )
+    is_nothing = whole.abs().le(nothing) & grad.abs().le(nothing * 2.0 ** max(exponents))
+    is_rest_nothing = verdict_of((is_nothing | ~is_nobodys).all())
+    own = is_multiple(grad.where(is_owned, 0), whole.where(is_owned, 0), by_row)
+    return all_of((is_rest_nothing, own))
 
 
 Run = Callable[[Tensor, Callable[["Arrival"], object]], None]
@@ -479,7 +514,8 @@ class _Multiples:
         self._readers: dict[int, OwnerReader] = {}
         self._unread: set[int] = set()
         self._verdicts: list[Verdict] = []
-        # On a device verdicts are read after the pass. If one is not good, it runs again.
+        # On a device verdicts are read after the pass. If one is not good, it runs again, in which
+        # the rows that fit no layout are asked for their owners.
         is_elsewhere = not all(is_at_hand(each.grad) for each in whole)
         self._is_patient = is_elsewhere and broken is None
 
@@ -498,8 +534,8 @@ class _Multiples:
 
     def _compare(self, place: int, found: Arrival, whole: Tensor) -> Verdict:
         site = found.site
-        is_read = place in self._readers or place in self._unread
-        if not is_read and not site.asks_owners and site.key not in self._layouts.owned:
+        is_asked = place in self._readers or place in self._unread
+        if not is_asked and not site.asks_owners and site.key not in self._layouts.owned:
             fits = self._fits(found, whole)
             if self._is_patient:
                 return fits
@@ -509,8 +545,8 @@ class _Multiples:
                 self._unread.add(place)
                 return False
         reader = self._readers.setdefault(place, OwnerReader(site.dims))
-        is_read = reader.read(found.grad, whole, self._exponents, self._base)
-        return is_read or site.asks_owners  # an argument may be everybody's
+        is_told = reader.read(found.grad, whole, self._exponents, self._base)
+        return any_of((site.asks_owners, is_told))  # an argument may be everybody's
 
     def _fits(self, found: Arrival, whole: Tensor) -> Verdict:
         """Whether some layout by one dimension is left."""
@@ -535,15 +571,15 @@ class _Multiples:
 
     def is_to_be_read_again(self) -> bool:
         """Whether rows have to be asked for their owners that were not, from the beginning."""
-        first = next((each for each in self._verdicts if not each), True)
-        if self._is_patient and not isinstance(first, bool):
-            self._is_patient = False
-            self._readers.clear()
-            return True
+        was_asked = set[int]()
+        if self._is_patient:
+            was_asked = self._unread | self._readers.keys()
+            pairs = zip(range(len(self._whole)), self._verdicts, strict=False)
+            self._unread |= {place for place, fits in pairs if not fits}
         # If one use of an operation has such rows, all uses are read.
         keys = {self._whole[place].site.key for place in self._readers}
         uses = {place for place, each in enumerate(self._whole) if each.site.key in keys}
-        unread = (uses if self.holds else self._unread) - self._readers.keys()
+        unread = (uses if self.holds else self._unread) - self._readers.keys() - was_asked
         if unread:
             self._unread |= unread
             self._readers.clear()
@@ -556,11 +592,15 @@ class _Multiples:
 
     def settle(self, samples: Tensor) -> bool:
         """Let rows belong to their owners; False if one of them belongs to no sample."""
+        found = list[OwnedLayout]()
         for place, reader in self._readers.items():
             site = self._whole[place].site
             site.owners = reader.make_layout(samples)
             if site.owners is None and not site.asks_owners:
                 return False
+            found += [] if site.owners is None else [site.owners]
             if self._learn:
                 self._layouts.note_owned(site.key)
+        if self._is_patient:
+            read_sizes(found)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.call import ParameterTarget
-from quietgrad.capture.compare import is_equal, leaves, parse_output, tensors_in
+from quietgrad.capture.compare import is_equal, is_same, leaves, parse_output, tensors_in
 from quietgrad.capture.layout import counts_up
-from quietgrad.distributed.sharding import local_of
+from quietgrad.distributed.sharding import are_local, local_of
 from quietgrad.errors import TrainableSetError, UnsupportedOperationError
-from quietgrad.factors.base import Stamp, Verdict, version_of
+from quietgrad.factors.base import Stamp, Verdict, is_at_hand, version_of, versions_of
 
 AtRest = Callable[[Tensor], Tensor]
 
-_DIGESTED_AT_ONCE = 2**26  # bytes
+_DIGESTED_AT_ONCE, _SUMMED_AT_ONCE = 2**26, 2**22  # bytes
+_ODD = 0x1E3779B97F4A7C15  # of no pattern
 _MOST_COMPARED = 2**16  # entries of a buffer; above, only its identity and torch's count of writes
 
 
@@ -32,22 +33,25 @@ class ParameterTable:
 
     Wrappers may swap the Parameter object under a name between forwards; what counts is the module
     attribute, so every answer is checked against it and the table is rebuilt when it is stale.
+
+    Attributes:
+        tree: tells when it is.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._canonical = _canonical_names(model)
-        self._found, self._tree = dict[str, nn.Parameter](), _Tree(*_OF_PARAMETERS)
+        self.tree, self._seen = ModelTree(model), -1
+        self._found: dict[str, nn.Parameter] = {}
         self._own_names: dict[int, str] = {}
         self._holders: dict[int, tuple[nn.Module, str, str]] = {}
         self._targets = {n: ParameterTarget(n, p.shape) for n, p in self.trainable().items()}
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by canonical name (a tied weight has its first name)."""
-        if not self._tree.is_unchanged():
-            self._found, self._tree = {}, _Tree(*_OF_PARAMETERS)
-            _collect(self._model, "", self._found, set(), self._tree)
-            self._tree.note_all()
+        if self._seen != (now := self.tree.look()):
+            self._found, self._seen = {}, now
+            _collect(self._model, "", self._found, set())
             # A module may have moved to another place with its parameters: it has another name.
             self._own_names = {id(parameter): name for name, parameter in self._found.items()}
             self._holders = {}
@@ -55,6 +59,11 @@ class ParameterTable:
 
     def target(self, parameter: nn.Parameter) -> ParameterTarget:
         """The managed parameter behind a tensor seen in an operation."""
+        holder = self._holders.get(id(parameter))
+        if holder is not None and holder[0]._parameters.get(holder[1]) is parameter:
+            known = self._targets.get(holder[2])  # as in nearly every call
+            if known is not None:
+                return known
         name = self._name_of(parameter) or self._refreshed_name_of(parameter)
         if name is None:
             raise UnsupportedOperationError(
@@ -105,41 +114,53 @@ class ParameterTable:
 
 
 _is_trained = attrgetter("requires_grad")
-_OF_PARAMETERS = ("_parameters", "_modules")
-_OF_ALL = ("_buffers", "_parameters", "_modules")
+_holders_of = itemgetter("_buffers", "_parameters", "_modules")  # in one call for each module
 
 
-class _Tree:
-    """Where modules hold tensors and other modules, to be compared: that is done often."""
+class ModelTree:
+    """Where a model holds tensors and modules, compared with where it did: that is done often.
 
-    def __init__(self, *kinds: str) -> None:
-        self._of_module = itemgetter(*kinds)  # in one call for each module
-        self._modules: list[dict[str, Any]] = []
-        self._held: list[Any] = []
-        self._holders: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._sizes: list[int] = []
-        self._tensors: list[Tensor] = []
-        self._are_trained: list[bool] | None = None
+    What is derived from it holds as long as :meth:`look` gives the same number. As a context, in
+    which nothing of the user's runs, it looks once.
+    """
 
-    def add(self, module: nn.Module) -> None:
-        """A module of the model."""
-        self._modules.append(vars(module))
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._number, self._is_known = model, 0, False
+        self._note()
 
-    def note_all(self) -> None:
-        """All modules were added."""
+    def look(self) -> int:
+        """How often the model was found changed."""
+        if not (self._is_known or self._is_unchanged()):
+            self._note()
+            self._number += 1
+        return self._number
+
+    def __enter__(self) -> None:
+        self.look()
+        self._is_known = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_known = False
+
+    def _note(self) -> None:
+        self._modules = [*self._model.modules()]
+        self._kinds, self._attributes = [*map(type, self._modules)], [*map(vars, self._modules)]
         self._holders = self._find_holders()
         self._held = [each for holder in self._holders for each in holder.values()]
         self._names, self._sizes = [*chain.from_iterable(self._holders)], [*map(len, self._holders)]
         self._tensors = [each for each in self._held if isinstance(each, Tensor)]
         self._are_trained = [*map(_is_trained, self._tensors)]
 
-    def is_unchanged(self) -> bool:
-        """Whether names, tensors, modules and what is trainable are those of then."""
+    def _is_unchanged(self) -> bool:
+        """Whether names, tensors, modules, their classes and what is trainable are those of then.
+
+        ``fully_shard`` gives modules other classes.
+        """
         holders = self._find_holders()
         # By identity: tensors are not to be compared by value. Equal sizes make the runs as long.
         return (
             self._are_trained == [*map(_is_trained, self._tensors)]
+            and self._kinds == [*map(type, self._modules)]
             and all(map(is_, holders, self._holders))
             and self._sizes == [*map(len, holders)]
             and all(map(is_, chain.from_iterable(map(dict.values, holders)), self._held))
@@ -148,7 +169,7 @@ class _Tree:
 
     def _find_holders(self) -> list[dict[str, Any]]:
         """The dictionaries of the modules themselves, which may be replaced, too."""
-        return [*chain.from_iterable(map(self._of_module, self._modules))]
+        return [*chain.from_iterable(map(_holders_of, self._attributes))]
 
 
 def _collect(
@@ -156,11 +177,9 @@ def _collect(
     prefix: str,
     found: dict[str, nn.Parameter],
     seen: set[int],
-    tree: _Tree,
 ) -> None:
     """What ``named_parameters`` gives, in its order, in a fraction of the time."""
     seen.add(id(module))
-    tree.add(module)
     for attribute, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
@@ -168,7 +187,7 @@ def _collect(
                 found[prefix + attribute] = parameter
     for name, child in module._modules.items():
         if child is not None and id(child) not in seen:
-            _collect(child, f"{prefix}{name}.", found, seen, tree)
+            _collect(child, f"{prefix}{name}.", found, seen)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -201,7 +220,7 @@ class _Seen:
     buffer: Tensor
     version: int
     value: Tensor | None
-    content: int | None
+    content: int | Tensor | None
 
     @staticmethod
     def now(place: _Place, buffer: Tensor) -> _Seen:
@@ -217,13 +236,16 @@ class _Seen:
             return bool(is_equal(self.value, local_of(self.buffer)))
         if self.version == _count_writes(self.buffer):
             return True
-        return self.content is not None and self.content == _digest(self.buffer)
+        return self._has_content(self.buffer)
 
     def is_content_of(self, other: Tensor) -> bool:
         """Whether another one, in its place, holds the same."""
         if self.value is not None:
             return _is_compared(other) and bool(is_equal(self.value, local_of(other.detach())))
-        return self.content is not None and self.content == _digest(other)
+        return self._has_content(other)
+
+    def _has_content(self, other: Tensor) -> bool:
+        return self.content is not None and bool(is_same(self.content, _digest(other)))
 
     def put_back(self) -> None:
         """Undo the change, where the value before it is known."""
@@ -242,9 +264,10 @@ class BufferWatch:
     that shares their memory is not counted.
     """
 
-    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
-        self._model, self._at_rest = model, at_rest
-        self._found, self._tree = list[tuple[_Place, Tensor]](), _Tree(*_OF_ALL)
+    def __init__(self, model: nn.Module, at_rest: AtRest, tree: ModelTree) -> None:
+        self._model, self._at_rest, self._tree = model, at_rest, tree
+        self._found: list[tuple[_Place, Tensor]] = []
+        self._found_at = -1
         self._seen: dict[tuple[nn.Module, str], _Seen] = {}
         self._names: dict[int, str] = {}
 
@@ -301,10 +324,9 @@ class BufferWatch:
         return first
 
     def _held(self) -> list[tuple[_Place, Tensor]]:
-        if not self._tree.is_unchanged():
-            self._found, self._tree = [], _Tree(*_OF_ALL)
+        if self._found_at != (now := self._tree.look()):
+            self._found, self._found_at = [], now
             for path, module in self._model.named_modules():
-                self._tree.add(module)
                 for holder in (module._buffers, module._parameters):
                     for attribute, held in holder.items():
                         # Weights in training are the user's to load: what data may write to them
@@ -312,7 +334,6 @@ class BufferWatch:
                         if held is not None and not held.requires_grad:
                             held = self._at_rest(held)
                             self._found.append((_Place(module, attribute, path, holder), held))
-            self._tree.note_all()
         return self._found
 
 
@@ -327,20 +348,21 @@ class WeightWatch:
 
     def __init__(self, table: ParameterTable, at_rest: AtRest) -> None:
         self._table, self.is_thorough, self._at_rest = table, False, at_rest
-        self._seen: dict[str, tuple[Tensor, int, int]] = {}
+        self._seen: dict[str, Tensor] = {}
+        self._states: list[tuple[int, ...]] = []
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
         """A batch is handed out."""
-        weights = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
-        self._seen = {n: (w, _count_writes(w), _start_of(w)) for n, w in weights.items()}
+        self._seen = {n: self._at_rest(w) for n, w in self._table.trainable().items()}
+        self._states = _states_of([*self._seen.values()])
         self._stamp = None
 
     def watch(self, *, thorough: bool) -> None:
         """A micro-batch is handed out. If ``thorough``, writes that torch does not count show."""
         self.is_thorough = thorough
         if thorough and self._stamp is None:
-            held = (local_of(weight.detach()) for weight, *_ in self._seen.values())
+            held = (local_of(weight.detach()) for weight in self._seen.values())
             self._stamp = Stamp(*held)
             self._stamp.seal()
 
@@ -349,18 +371,19 @@ class WeightWatch:
 
         If not ``thorough``, only what torch counts is looked at.
         """
-        for name, (weight, version, address) in self._seen.items():
-            if _count_writes(weight) != version or _start_of(weight) != address:
-                return name
+        states = _states_of([*self._seen.values()])
+        if states != self._states:
+            pairs = zip(self._seen, states, self._states, strict=True)
+            return next(name for name, now, before in pairs if now != before)
         verdicts = self.ask_written() if thorough else []
         return next((name for name, is_written in verdicts if is_written), None)
 
     def find_moved(self, now: Mapping[str, nn.Parameter]) -> tuple[str, str] | None:
         """A name that a weight has lost since, and its name ``now``; None if all have theirs."""
-        if all(now.get(name) is weight for name, (weight, *_) in self._seen.items()):
+        if not [name for name, weight in self._seen.items() if now.get(name) is not weight]:
             return None
         names = {id(weight): name for name, weight in now.items()}
-        pairs = ((name, names.get(id(weight), name)) for name, (weight, *_) in self._seen.items())
+        pairs = ((name, names.get(id(weight), name)) for name, weight in self._seen.items())
         return next(((before, after) for before, after in pairs if before != after), None)
 
     def ask_written(self) -> list[tuple[str, Verdict]]:
@@ -370,7 +393,7 @@ class WeightWatch:
 
     def end(self) -> None:
         """The batch is over."""
-        self._seen, self._stamp, self.is_thorough = {}, None, False
+        self._seen, self._states, self._stamp, self.is_thorough = {}, [], None, False
 
 
 def _is_compared(buffer: Tensor) -> bool:
@@ -379,13 +402,25 @@ def _is_compared(buffer: Tensor) -> bool:
     return is_plain and buffer.device.type == "cpu" and buffer.numel() <= _MOST_COMPARED
 
 
-def _digest(tensor: Tensor) -> int:
-    """Of all bytes and their places: a sum would not notice entries that changed places."""
+def _digest(tensor: Tensor) -> int | Tensor:
+    """Of all bytes and their places: a sum would not notice entries that changed places.
+
+    On a device it is made and stays there.
+    """
     values = local_of(tensor.detach()).contiguous().flatten().view(torch.uint8)
     digest = 0
-    for part in values.split(_DIGESTED_AT_ONCE):
-        digest = zlib.crc32(part.cpu().numpy(), digest)
-    return digest
+    if is_at_hand(values):
+        for part in values.split(_DIGESTED_AT_ONCE):
+            digest = zlib.crc32(part.numpy(), digest)
+        return digest
+    sums = [_sum_by_place(part) for part in values.split(_SUMMED_AT_ONCE)]
+    return torch.stack(sums) if sums else values.long()
+
+
+def _sum_by_place(values: Tensor) -> Tensor:
+    """Every byte times an odd number of its own: two that change places give another sum."""
+    factors = torch.arange(len(values), device=values.device).mul_(2).add_(1).mul_(_ODD)
+    return factors.mul_(values).sum()
 
 
 def _address(tensor: Tensor) -> int:
@@ -396,8 +431,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 
-def _start_of(tensor: Tensor) -> int:
-    return local_of(tensor.detach()).data_ptr()
+def _states_of(weights: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """How often each, and what this rank holds of it, was written to, and where that begins."""
+    held = weights if are_local(weights) else [*map(local_of, weights)]
+    return [*zip(versions_of(weights), versions_of(held), map(Tensor.data_ptr, held), strict=True)]
 
 
 def _count_writes(tensor: Tensor) -> int:
@@ -417,14 +454,16 @@ class Provenance:
     Args:
         model: what holds them.
         at_rest: gives the shard of a weight that is gathered just now; anything else as it is.
+        tree: of the model.
 
     Attributes:
         watch: finds writes to buffers that no operation shows.
         at_rest: as passed.
     """
 
-    def __init__(self, model: nn.Module, at_rest: AtRest) -> None:
-        self.watch, self.at_rest, self._model = BufferWatch(model, at_rest), at_rest, model
+    def __init__(self, model: nn.Module, at_rest: AtRest, tree: ModelTree) -> None:
+        self.watch, self.at_rest = BufferWatch(model, at_rest, tree), at_rest
+        self._model = model
         self._buffers = {id(buffer): buffer for buffer in model.buffers()}
         self._originals = {
             (module, attribute): (buffer, f"{path}.{attribute}" if path else attribute)
@@ -435,6 +474,7 @@ class Provenance:
         self._storages = {_address(t): name for name, t in held if t.numel() and _address(t)}
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
         self._doubtful: dict[int, weakref.ref[Tensor]] = {}
+        self._counting: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._held: dict[int, weakref.ref[Tensor]] = {}
         self._written: set[int] = set()
 
@@ -453,6 +493,15 @@ class Provenance:
         for tensor in tensors:
             if not tensor.requires_grad:
                 self._seen[id(tensor)] = weakref.ref(tensor), constant
+
+    def note_counting(self, made: Tensor) -> None:
+        """It was made as numbers of places, from zero: a device need not be asked whether it is."""
+        self._counting[id(made)] = weakref.ref(made), version_of(made)
+
+    def counts_up(self, tensor: Tensor) -> bool:
+        """Whether it is known to be made of numbers of places, from zero."""
+        made, version = self._counting.get(id(tensor), (None, 0))
+        return made is not None and made() is tensor and version_of(tensor) == version
 
     def note_arguments(self, arguments: Any, batch: int) -> None:
         """What a model is called with is data, unless it is plainly shared by all samples.
@@ -528,6 +577,7 @@ class Provenance:
     def forget_dead(self) -> None:
         """Drop entries of tensors that are gone, when no samples are out any more."""
         self._written.clear()
+        self._counting.clear()
         self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
 
     def _noted(self, tensor: Tensor) -> bool | None:

@@ -62,7 +62,7 @@ def refuse_distributed(
             if is_group
             else "End it after training.",
         )
-    if not isinstance(model, nn.Module):
+    if model is None or not isinstance(model, nn.Module):
         return
     anew = "Build the model anew without it: each rank needs a whole copy (docs/distributed.md)."
     for path, module in model.named_modules():

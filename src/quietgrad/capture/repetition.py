@@ -12,14 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import new_generator
-from quietgrad.capture.compare import Node, leaves, parse_output, refuse_tangled, tensors_in
+from quietgrad.capture.compare import (
+    Node,
+    coarsest_bits,
+    leaves,
+    parse_output,
+    refuse_tangled,
+    tensors_in,
+)
 from quietgrad.capture.draws import RandomState
 from quietgrad.capture.layout import SiteKey, add_first_hook
 from quietgrad.capture.model_state import (
@@ -27,12 +34,11 @@ from quietgrad.capture.model_state import (
     ModelState,
     compare_values,
     copy_values,
-    find_difference,
     mark_repeating,
 )
 from quietgrad.capture.owners import OwnedLayout, read_powers
 from quietgrad.capture.samples import Arguments, copy_arguments, rebuild_arguments
-from quietgrad.factors.base import Verdict, send, version_of
+from quietgrad.factors.base import Verdict, all_of, any_of, negated, send, verdict_of, version_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout
@@ -63,7 +69,7 @@ class ModelCall:
         before: what the model held before it; None unless ``is_snapshot``.
         after: likewise after it.
         moved: the generators that it drew from.
-        transient: attributes that the user has changed since.
+        is_left: by attribute, whether the user has not changed it since.
         random_after: the generators after the call, if it drew from NumPy's or Python's.
         orders_rows: whether the graph behind it picks rows; a repeat may pick others.
         is_compiled: whether it did not run as it was written.
@@ -82,7 +88,7 @@ class ModelCall:
     before: HeldValues | None = None
     after: HeldValues | None = None
     moved: frozenset[str] = frozenset()
-    transient: set[str] = field(default_factory=set)
+    is_left: dict[str, Verdict] = field(default_factory=dict)
     random_after: RandomState | None = None
     orders_rows: bool = False
     is_compiled: bool = False
@@ -101,10 +107,13 @@ class ModelCall:
         snapshot: bool,
     ) -> ModelCall:
         """A call that is about to be made; with a ``snapshot`` whatever it writes is known."""
-        refuse_tangled((args, kwargs), "is called with")
+        is_flat = not kwargs and not [part for part in args if not isinstance(part, Tensor)]
+        if not is_flat:
+            refuse_tangled((args, kwargs), "is called with")
         random = RandomState(devices, foreign=snapshot)
         state = ModelState(model) if snapshot else None
-        given = [(t, version_of(t)) for t in tensors_in((args, kwargs))]
+        found = args if is_flat else tensors_in((args, kwargs))
+        given = [(t, version_of(t)) for t in found]
         if snapshot:
             args, kwargs = copy_arguments((args, kwargs))
         types = ("cpu", *{device.type for device in devices})
@@ -119,6 +128,12 @@ class ModelCall:
         if state is not None:
             call.before = copy_values(model, state.held)
         return call
+
+    @cached_property
+    def bits(self) -> int:
+        """Of the least precise type that it computes in: its weights', or that of autocast."""
+        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self.autocast if enabled]
+        return coarsest_bits([*self.model.parameters(), *precisions])
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
         """It returned this."""
@@ -150,29 +165,30 @@ class ModelCall:
         if self.after is None or held is None:
             return {}
         verdicts = compare_values(self.after.values, held.values)
-        return {name: each for name, each in verdicts.items() if name not in self.transient}
+        left = self.is_left
+        return {n: any_of((each, negated(left.get(n, True)))) for n, each in verdicts.items()}
 
     def note_transient(self) -> None:
         """What the user has taken out of the model since the call is not kept by it."""
         if self.after is not None:
-            self.transient = find_difference(self.after.values, copy_values(self.model).values)
+            self.is_left = compare_values(self.after.values, copy_values(self.model).values)
 
     @property
     def ends(self) -> set[Any]:
         """The nodes of the graph that end at what it returned."""
         return set(self._ends)
 
-    @property
-    def leaves_traces(self) -> bool:
+    @cached_property
+    def leaves_traces(self) -> Verdict:
         """Whether the call changed what it was given or what the model holds, or drew elsewhere.
 
         Such a call can be repeated from a snapshot only.
         """
         has_written = any(version_of(tensor) != version for tensor, version in self._versions)
-        has_changed = False
-        if self.before is not None and self.after is not None:
-            has_changed = bool(find_difference(self.before.values, self.after.values))
-        return has_written or has_changed or bool(self.moved - {"torch"})
+        if has_written or self.moved - {"torch"} or self.before is None or self.after is None:
+            return has_written or bool(self.moved - {"torch"})
+        are_kept = compare_values(self.before.values, self.after.values).values()
+        return negated(all_of(are_kept))
 
     @property
     def recorded_outputs(self) -> Node | None:
@@ -203,8 +219,8 @@ class Execution:
         samples: which sample of the call each of its samples is.
         outputs: what it returned.
         factors: of the gradients that arrived.
-        unknown: parameters with gradients at sites that were never probed, so that nobody knows
-            whose they are: the run took another way than the call.
+        strays: parameters at sites that were never probed, and whether gradients arrived there, so
+            that nobody knows whose they are: then the run took another way than the call.
         inner: gradients of those arguments that require them, in order.
         held: what the model held after it; None if that is not compared.
         has_same_draws: whether NumPy's and Python's generators drew as much as in the call: then
@@ -217,7 +233,7 @@ class Execution:
     samples: Tensor
     outputs: Node
     factors: Factors
-    unknown: frozenset[str] = frozenset()
+    strays: tuple[tuple[str, Verdict], ...] = ()
     inner: tuple[Tensor | None, ...] = ()
     held: HeldValues | None = None
     has_same_draws: bool = True
@@ -229,6 +245,11 @@ class Execution:
         """The number of samples."""
         return len(self.samples)
 
+    @property
+    def unknown(self) -> frozenset[str]:
+        """The parameters with gradients that belong to nobody known."""
+        return frozenset(name for name, is_touched in self.strays if is_touched)
+
 
 class FactorRecorder:
     """Makes the factors of what arrives at sites in one pass.
@@ -239,12 +260,13 @@ class FactorRecorder:
 
     Attributes:
         factors: what it made.
-        unknown: the parameters with gradients that belong to nobody known.
+        strays: the parameters at sites of which nobody knows whose the rows are, and whether there
+            are gradients.
     """
 
     def __init__(self, tape: Tape, *, is_probed: bool = False) -> None:
         self.factors: Factors = {}
-        self.unknown: set[str] = set()
+        self.strays: list[tuple[str, Verdict]] = []
         self._tape, self._is_probed = tape, is_probed
         self._counts: Counter[SiteKey] = Counter()
 
@@ -254,8 +276,10 @@ class FactorRecorder:
         made = self._tape.factors_of(arrival, is_probed=self._is_probed)
         if made or made is None:
             self.factors[key, self._counts[key]] = made
-        if not made and arrival.grad.any():
-            self.unknown.update(n for use in arrival.site.uses for n in use.target.names)
+        if not made:
+            is_touched = verdict_of(arrival.grad.any())
+            names = (name for use in arrival.site.uses for name in use.target.names)
+            self.strays += [(name, is_touched) for name in names if is_touched is not False]
         self._counts[key] += 1
 
 
@@ -320,8 +344,12 @@ class ArgumentRows:
             self._note(number, rows.reshape(self._tensors[number].shape))
 
     def _note(self, number: int, rows: OwnedLayout | None) -> None:
-        if rows is not None and bool((rows.owners >= 0).any()):
-            self.found.setdefault(number, rows)
+        if rows is None or number in self.found:
+            return
+        owners = rows.owners.cpu()  # more than one thing is asked of them
+        if bool((owners >= 0).any()):
+            is_touched = torch.ones((), dtype=torch.bool)
+            self.found[number] = replace(rows, owners=owners, is_touched=is_touched)
             self.untold.discard(number)
 
 
@@ -392,9 +420,9 @@ def repeat(
         if call.after is not None and (hold or call.moved - {"torch"}):
             held = copy_values(call.model)
             has_same_draws &= held.generators == call.after.generators
-        unknown = frozenset(recorder.unknown)
+        strays = tuple(recorder.strays)
         is_alike = tape.list_sizes() == call.sizes
-        found = recorder.factors, unknown, grads, held, has_same_draws, argument_rows, is_alike
+        found = recorder.factors, strays, grads, held, has_same_draws, argument_rows, is_alike
         return Execution(samples, outputs, *found)
 
 

@@ -61,7 +61,7 @@ from quietgrad.errors import (
     StrayGradientError,
     TrainableSetError,
 )
-from quietgrad.factors.base import Verdict, without_autocast
+from quietgrad.factors.base import Verdict, ignoring_autocast, without_autocast
 
 if TYPE_CHECKING:
     from quietgrad.capture.compilation import ModelCompiler
@@ -104,7 +104,8 @@ class Capture:
         self.parameters = ParameterTable(model)
         self._names = tuple(self.parameters.trainable())
         self._when = when
-        self._layouts, self._provenance = LayoutTable(), Provenance(model, self._world.at_rest)
+        self._layouts = LayoutTable()
+        self._provenance = Provenance(model, self._world.at_rest, self.parameters.tree)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
         self._provenance.note_held(held)
         self._tape = self._make_tape(1)
@@ -213,7 +214,7 @@ class Capture:
         self._tape = self._make_tape(batch, verify=verify)
         self._tape.collation, self._tape.scale = collation, self.loss_scale
 
-    @without_autocast()
+    @ignoring_autocast
     def backward(self, losses: Tensor, sink: Sink, *, scale: float = 1.0) -> None:
         """One backward pass of ``scale * loss_scale * losses[B]``; factors go to ``sink``.
 
@@ -253,12 +254,14 @@ class Capture:
             )
 
     def _look_at(self, losses: Tensor) -> tuple[Graph, bool]:
-        """The graph behind the losses, and whether verifying it takes passes of the model."""
-        trained = self.check_trainable_set()
-        refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
-        self._refuse_written_buffers()
+        """The graph behind the losses, and whether other ranks have to take part in verifying."""
+        with self.parameters.tree:
+            trained = self.check_trainable_set()
+            refuse_foreign_gradients({n: self._world.at_rest(p) for n, p in trained.items()})
+            self._refuse_written_buffers()
         graph = self._verifier.summarize(self._tape, losses)
-        return graph, self._verifier.wants_passes(self._tape, graph)
+        is_asked = self._world.has_collectives  # others want to know
+        return graph, is_asked and self._verifier.wants_passes(self._tape, graph)
 
     def _verify(self, losses: Tensor, graph: Graph) -> list[Arrival] | None:
         """Refuse what mixes samples; the gradients of all losses, if they were verified."""
@@ -269,15 +272,17 @@ class Capture:
         if (name := self._find_asked()) is not None:
             raise raw_data_refusal(name)
         self.picks_rows = tape.selects_rows or tape.has_owned_rows()
-        self._provenance.watch.begin()  # verification writes buffers, and puts them back
+        if tape.phase is not TapePhase.FORWARD:  # verification writes buffers, and puts them back
+            self._provenance.watch.begin()
         if whole is not None and self._verifier.is_decisive:
             self.on_verified(tape.batch)
         return whole
 
     def _refuse_escaped(self) -> None:
         """What a backward pass wrote besides what was clipped."""
-        self._refuse_written_buffers()
-        refuse_escaped_gradients(self.parameters.trainable())
+        with self.parameters.tree:
+            self._refuse_written_buffers()
+            refuse_escaped_gradients(self.parameters.trainable())
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters.trainable().values():
@@ -291,7 +296,7 @@ class Capture:
         """Begin one of several recordings, of which others were set aside before."""
         self._begin(batch, verify=verify, collation=collation)
 
-    @without_autocast()
+    @ignoring_autocast
     def set_aside(self, losses: Tensor) -> Tape:
         """Verify the recording under way, as :meth:`backward` does, and hand it out.
 
@@ -384,6 +389,13 @@ class Capture:
         self.require_unwritten(thorough=thorough)
         self._weights.watch(thorough=thorough)
 
+    def require_intact(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters, if they are those of before and nothing was written."""
+        with self.parameters.tree:
+            trained = self.check_trainable_set()
+            self.require_unwritten()
+        return trained
+
     def require_unwritten(self, *, thorough: bool = True) -> None:
         """Refuse buffers and weights that were written while the samples of a batch were out."""
         self._refuse_written_buffers()
@@ -422,8 +434,10 @@ class Capture:
         outermost = not frames
         if outermost:
             self._handled = sys.exception()  # of whatever the model is called in
-        frames.append(Frame(path))
-        self._tape.is_checkpointed |= frames[-1].checkpoint is not None
+        frame = Frame(path)
+        frames.append(frame)
+        if frame.checkpoint is not None:
+            self._tape.is_checkpointed = True
         has_gradients = torch.is_grad_enabled()
         if outermost and (has_gradients or self._is_out) and self._when():
             if self._world.size > 1:
@@ -438,7 +452,7 @@ class Capture:
         if not has_gradients and self._when():
             # Perhaps a checkpointed segment that will run again inside the backward pass.
             self._tape.recomputes |= not outermost or _is_trainable(module)
-        if self._is_capturing:
+        if self._is_capturing and isinstance(module, nn.SyncBatchNorm):
             check_module(module, path)
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -459,7 +473,7 @@ class Capture:
             if failed and isinstance(sys.exception(), QuietgradError):
                 self.rest()
             self._end_call(output, failed=failed)
-        if captured and output is not None:
+        if captured and output is not None and module._buffers:
             check_replaced_buffers(module, self._tape)
 
     def _end_call(self, output: Any, *, failed: bool = False) -> None:

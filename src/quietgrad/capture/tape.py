@@ -19,7 +19,7 @@ from quietgrad.errors import (
     StrayGradientError,
     UnsupportedOperationError,
 )
-from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send
+from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send, verdict_of
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class Tape:
         self._expected: dict[str, int] = {}  # uses whose gradients have not come yet
         self._factors: dict[str, dict[Target, list[Factor]]] = {}
         self._done: set[str] = set()
+        self._waiting: set[str] = set()  # for a later gradient, with factors that may be written to
         self._doubts: list[tuple[str, Verdict]] = []  # whether something was written to
         self._entries: dict[str, Tensor] = {}
         self.derivations: dict[int, Derived] = {}
@@ -290,9 +291,10 @@ class Tape:
 
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
-        with self.collecting(sink):
-            seeds = torch.full_like(losses, scale * self.scale)
-            torch.autograd.backward(losses, seeds, inputs=self._ends())
+        self.phase, self._sink = TapePhase.COLLECTING, sink
+        seeds = torch.full_like(losses, scale * self.scale)
+        torch.autograd.backward(losses, seeds, inputs=self._ends())
+        self._complete_all()
 
     @contextmanager
     def collecting(self, sink: Sink) -> Iterator[None]:
@@ -304,9 +306,14 @@ class Tape:
     def collect_recorded(self, arrivals: Sequence[Arrival], sink: Sink) -> None:
         """The same from what a probe of all losses has recorded, without another pass."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        for site, grad, saved, stamp in arrivals:
+        # Asked before one is read: a device is waited for once.
+        are_silent = [
+            None if self.layouts.knows(site.key) else verdict_of(~grad.any())
+            for site, grad, *_ in arrivals
+        ]
+        for (site, grad, saved, stamp), is_silent in zip(arrivals, are_silent, strict=True):
             self._refuse_changed(site.uses[0].target.names[0], stamp.differs())
-            self._record(site, grad, saved)
+            self._record(site, grad, saved, is_silent)
             self._count_down(site)
         self._complete_all()
 
@@ -431,11 +438,17 @@ class Tape:
             "the model's forward together with data, or use the optimizer's weight_decay."
         )
 
-    def _record(self, site: Site, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+    def _record(
+        self,
+        site: Site,
+        grad: Tensor,
+        saved: tuple[Tensor, ...],
+        is_silent: Verdict | None = None,
+    ) -> None:
         was_seen, left = self._known(site)
         settled = self._all_told_apart or len(left) == 1
         is_known = site.owners is not None or (settled and left and was_seen)
-        if self.batch > 1 and not is_known and not grad.any():
+        if self.batch > 1 and not is_known and (not grad.any() if is_silent is None else is_silent):
             return  # silent in every probe, too: it contributes exactly zero
         layout = self._layout(site, grad, left)
         self._refuse_late(site)
@@ -480,9 +493,12 @@ class Tape:
         for name in site.names:
             expected[name] = expected.get(name, 0) - 1
         if self.recomputes:
+            self._waiting.update(site.names)
             return  # further uses may appear while segments are recomputed
         for name in site.names:
-            if expected[name] == 0 and name not in self._done:
+            if expected[name] != 0:
+                self._waiting.add(name)
+            elif name not in self._done:
                 self._complete(name)
 
     def _complete(self, name: str) -> None:
@@ -490,8 +506,9 @@ class Tape:
         uses = self._factors.pop(name, None)
         if not uses or self._sink is None:
             return
-        changed = any_of(each.changed() for factors in uses.values() for each in factors)
-        self._refuse_changed(name, changed)
+        if name in self._waiting:
+            changed = any_of(each.changed() for factors in uses.values() for each in factors)
+            self._refuse_changed(name, changed)
         pulled = []
         for target, factors in uses.items():
             factor = factors[0] if len(factors) == 1 else combine(factors)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -26,13 +27,14 @@ from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
 from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
-from quietgrad.factors.base import send
+from quietgrad.factors.base import Verdict, any_of, send, verdict_of
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
+    from quietgrad.capture.owners import OwnedLayout
     from quietgrad.capture.tape import Arrival, Site, Tape
 
-_CALLER = 7  # stack frames from a warning to the user's call of engine.backward
+_CALLER = 9  # stack frames from a warning to the user's call of engine.backward
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -88,12 +90,17 @@ class ConstantArguments:
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], Any] = {}
 
-    def find(self, calls: Sequence[Any]) -> frozenset[int]:
-        """By id, the parts of these calls' arguments that were the same in the calls before.
+    def find(self, calls: Sequence[Any]) -> Callable[[], frozenset[int]]:
+        """Tells, by id, the parts of these calls' arguments that were the same in the calls before.
 
         Nothing can be told of a call whose first tensor was the same, too: its samples may be.
         """
-        parts, known = self._parts(calls), self._before
+        return partial(self._find, self._parts(calls), self._before)
+
+    @staticmethod
+    def _find(
+        parts: dict[tuple[int, int], Any], known: dict[tuple[int, int], Any]
+    ) -> frozenset[int]:
         verdicts = {place: is_same(parts[place], known[place]) for place in parts if place in known}
         same = {place for place, is_known in verdicts.items() if is_known}
         return frozenset(
@@ -225,12 +232,13 @@ class Verifier:
     ) -> None:
         """Repeat every call of the model."""
         self._on_probed()
-        self.needs_snapshots |= any(call.leaves_traces for call in tape.calls)
+        traces = [call.leaves_traces for call in tape.calls]
+        self.needs_snapshots |= any(each is True for each in traces)
         for number, call in enumerate(tape.calls):
             call.note_transient()
             call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
-        shared = self._constants.find(tape.calls)
+        find_shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
@@ -249,7 +257,7 @@ class Verifier:
                     recapture,
                     tape.batch,
                     is_bypassed,
-                    shared,
+                    find_shared,
                     has_owned_rows,
                     number in self._joined,
                 )
@@ -262,6 +270,7 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
             call.state = None  # it may be large
@@ -316,8 +325,9 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     """
     whole = tape.probe(losses, _ask_all(losses))
     if _scale_by_powers(tape, losses, whole):
+        settle = _ask_broken(whole)
         _refuse_reordered(tape)
-        _settle_broken(whole, losses.detach())
+        settle(losses.detach())
     else:
         for call in tape.calls:
             for output in call.outputs:
@@ -327,12 +337,24 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     return whole
 
 
-def _settle_broken(whole: Sequence[Arrival], losses: Tensor) -> None:
-    """Rows that are not finite, and have no owner for that reason, are those of broken losses."""
+def _ask_broken(whole: Sequence[Arrival]) -> Callable[[Tensor], None]:
+    """Finds rows that are not finite, and have no owner for that reason, to settle them."""
+    owned = [(each.site, each.site.owners, each) for each in whole if each.site.owners is not None]
+    asked = [
+        (site, owners, any_of(map(owners.has_unowned, (each.grad, *each.saved))), each.grad)
+        for site, owners, each in owned
+        if owners is not None
+    ]
+    return partial(_settle_broken, asked)
+
+
+def _settle_broken(
+    asked: Sequence[tuple[Site, OwnedLayout, Verdict, Tensor]], losses: Tensor
+) -> None:
+    """They are those of broken losses."""
     is_broken = ~losses.isfinite()
-    for site, grad, saved, _ in whole:
-        owners = site.owners
-        if owners is None or not any(map(owners.has_unowned, (grad, *saved))):
+    for site, owners, has_unowned, grad in asked:
+        if not has_unowned:
             continue
         if not is_broken.any():
             raise UnsupportedOperationError(
@@ -348,8 +370,12 @@ def _refuse_reordered(tape: Tape) -> None:
     """A loss that is computed of another sample's output belongs to neither of the two."""
     if not tape.has_owned_rows():
         return
-    for call in tape.calls:
-        if any(is_reordered(output, tape.batch) for output in call.outputs):
+    asked = [
+        (call, any_of(is_reordered(output, tape.batch) for output in call.outputs))
+        for call in tape.calls
+    ]
+    for call, is_other in asked:
+        if is_other:
             raise SampleMixingError(
                 f"the losses depend on outputs of the model ({type(call.model).__name__}) at other "
                 "places: losses[i] was not computed of row i, but of that of another sample. "
@@ -365,9 +391,16 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
         gradient = tape.scaled(send(probe.seeds, losses.device))
         tape.propagate([losses], [gradient], observe, probe=probe)
 
-    broken = ~losses.detach().isfinite() if tape.selects_rows else None
-    if broken is not None and not broken.any():
-        broken = None
+    if not tape.selects_rows:
+        return read_powers(tape.layouts, tape.batch, whole, run)
+    broken = ~losses.detach().isfinite()
+    are_broken = verdict_of(broken.any())
+    if are_broken is not True:
+        holds = read_powers(tape.layouts, tape.batch, whole, run)
+        if not are_broken:
+            return holds
+        for site, *_ in whole:
+            site.owners = None
     return read_powers(tape.layouts, tape.batch, whole, run, broken=broken)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from quietgrad._format import json_number, printed
+from quietgrad._progress import announced
 from quietgrad.audit.canaries import example_canaries, gradient_canaries, mislabeled
 from quietgrad.audit.game import Train, one_run
 from quietgrad.audit.result import AuditResult, describe
@@ -23,7 +24,7 @@ from quietgrad.cli.common import (
 )
 from quietgrad.cli.options import json_option
 from quietgrad.cli.progress import Display
-from quietgrad.cli.recipe_options import RequestedOptions, recipe_options
+from quietgrad.cli.recipe_options import RequestedOptions, errors_of_recipe, recipe_options
 from quietgrad.plots.runs import audit_figure
 from quietgrad.recipes.recipe import Recipe, Split, on_device_of
 from quietgrad.recipes.training import losses_of, optimizer
@@ -90,14 +91,15 @@ def audit(
         chosen = asked.resolved()
         if chosen.settings.inner_steps is not None:
             raise ValueError("--inner-steps: audits do not support inner momentum. Leave it out")
-        split = chosen.split(asked.places)
+        with errors_of_recipe(chosen), announced("Loading the data"):
+            split = chosen.split(asked.places)
         held_out = len(cast(Sized, split.test))
         if canaries is None:
             canaries = _CANARIES if kind == "gradient" else held_out
         display = Display(
             Console(quiet=as_json), "training with canaries", total=chosen.settings.epochs * runs
         )
-        with display:
+        with display, errors_of_recipe(chosen):
             result = one_run(
                 _train(kind, chosen, asked, split, canaries, seed, display),
                 canaries=canaries,
@@ -139,7 +141,7 @@ def _train(
         "dataset": split.train,
         "losses": _losses_on_device(recipe),
         "build_optimizer": lambda model: optimizer(recipe.settings, model),
-        "on_epoch": lambda epoch: display.update(advance=1),
+        "on_epoch": display.on_part,
         **recipe.settings.engine_options,
     }
     if kind == "gradient":

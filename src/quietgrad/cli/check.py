@@ -1,20 +1,13 @@
 """`quietgrad check module:function`: is this model fit for private training?"""
 
-import importlib
-import importlib.util
-import inspect
 import math
 import re
-import sys
-import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from textwrap import fill
-from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 import click
@@ -22,15 +15,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import nn
+from torch.utils.data import default_collate
 
-import quietgrad
-from quietgrad._checks import unknown_name
-from quietgrad.cli.common import counted, print_result, refusals
+from quietgrad._progress import announced
+from quietgrad.cli.common import counted, print_result, refusals, under_way
 from quietgrad.cli.options import json_option, one_of
 from quietgrad.clipping import names as clipping_names
 from quietgrad.grouping import names as grouping_names
 from quietgrad.inspection.report import Coverage, Finding, Report, Severity
 from quietgrad.inspection.run import check as inspect_model
+from quietgrad.recipes import installed, load
+from quietgrad.recipes import names as recipe_names
+from quietgrad.recipes.own import import_function, is_target, kind_of, user_frames
+from quietgrad.recipes.recipe import Places, Recipe
+from quietgrad.recipes.training import losses_of
 
 _WORDS = {verdict: verdict.value for verdict in Severity} | {Severity.FAULT: "FAULT"}
 _STYLES = {
@@ -71,12 +69,12 @@ def check(
     FUNCTION, in an importable MODULE or in a file (path/to/file.py:FUNCTION), takes no arguments
     and returns (model, batch, loss_fn), where loss_fn(model, batch) gives one loss per sample; or
     (model, elements, loss_fn, collate_fn), where collate_fn makes a batch of a list of elements of
-    the data set. The exit code is 1 if a fault is found, and 2 if nothing could be checked.
+    the data set; or a recipe, whose small variant is checked on synthetic data. The name of a
+    recipe will do, too. The exit code is 1 if a fault is found, and 2 if nothing could be checked.
     """
-    with refusals(), errors_in_target():
+    with refusals(), errors_in_target(), announced(f"Loading {target}"):
         subject = resolve(target)
-    status = Console(quiet=as_json).status("checking")
-    with refusals(), errors_in_target(), status:
+    with refusals(), errors_in_target(), under_way("Checking") as status:
         report = inspect_model(
             *subject[:3],
             collate_fn=subject.collate_fn,
@@ -92,11 +90,6 @@ def check(
 
 
 # What is checked: (model, batch, loss_fn) of the user. Its errors are shown where they arose.
-
-_NOT_THE_USERS = (
-    Path(quietgrad.__file__).parent,
-    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-)
 
 
 class ErrorInTarget(click.ClickException):
@@ -117,16 +110,11 @@ def errors_in_target() -> Iterator[None]:
     except click.ClickException:
         raise
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_the_users(f.filename)]
+        frames = user_frames(error)
         if not frames and not isinstance(error, SyntaxError):
             raise
         lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
         raise ErrorInTarget("In the code to be checked:\n" + "".join(lines).rstrip()) from error
-
-
-def _is_the_users(file: str) -> bool:
-    path = Path(file)
-    return path.is_file() and not any(path.is_relative_to(place) for place in _NOT_THE_USERS)
 
 
 class CheckTarget(NamedTuple):
@@ -138,74 +126,51 @@ class CheckTarget(NamedTuple):
     collate_fn: Callable[[list[Any]], Any] | None = None
 
 
-def resolve(target: str) -> CheckTarget:
-    """Import the module, call the function.
+def resolve(target: str, *, in_full: bool = False) -> CheckTarget:
+    """Import the module, call the function; or take a recipe.
+
+    Args:
+        target: `module:function`, or the name of a recipe.
+        in_full: whether a recipe's own model is meant, and not its small variant.
 
     Raises:
         ValueError: there is no such module or function, or it returns something else.
     """
-    place, separator, name = target.rpartition(":")
-    if not separator or not place or not name:
-        raise ValueError(
-            f"{target!r} is not a target: expected module:function or path/to/file.py:function"
-        )
-    if not place.endswith(".py") and not all(map(str.isidentifier, place.split("."))):
-        raise ValueError(
-            f"{place!r} is neither a module's name nor a Python file: expected module:function or "
-            "path/to/file.py:function"
-        )
-    module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise unknown_name(f"function in {place}", name, functions)
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise ValueError(f"{target} {error}: expected a function of no arguments") from None
-    except ValueError:
-        pass  # a builtin that does not tell
-    made = function()
+    if not is_target(target) and (target in recipe_names() or target in installed()):
+        return _of_recipe(load(target), in_full=in_full)
+    made = import_function(target)()
+    if isinstance(made, Recipe):
+        return _of_recipe(made, in_full=in_full)
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(
-            f"{target} returned {_kind(made)}: expected a tuple of model, batch and loss_fn, or of "
-            "model, elements of the data set, loss_fn and collate_fn"
+            f"{target} returned {kind_of(made)}: expected a tuple of model, batch and loss_fn, or"
+            " of model, elements of the data set, loss_fn and collate_fn, or a Recipe"
         )
     model, _, loss_fn = made[:3]
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{target} returned {_kind(model)} as model: expected a torch.nn.Module")
+        raise ValueError(f"{target} returned {kind_of(model)} as model: expected a torch.nn.Module")
     if not callable(loss_fn):
         raise ValueError(
-            f"{target} returned {_kind(loss_fn)} as loss_fn: expected a function of model and batch"
+            f"{target} returned {kind_of(loss_fn)} as loss_fn: expected a function of model and"
+            " batch"
         )
     return CheckTarget(*made)
 
 
-def _imported(place: str) -> ModuleType:
-    sys.path.insert(0, "")  # as for `python -m`
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something it imports is not
-        raise ValueError(
-            f"no module {place!r}: expected one that can be imported from here, or a file"
-        ) from error
+_SAMPLES = 8  # of a recipe
 
 
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"no file {str(path)!r}")
-    sys.path.insert(0, str(path.parent))  # as for `python path`
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _of_recipe(recipe: Recipe, *, in_full: bool) -> CheckTarget:
+    """The model of a recipe and a few samples, synthetic if they fit it.
 
-
-def _kind(value: Any) -> str:
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+    The shapes of the data are taken to be public.
+    """
+    chosen = recipe.small()
+    if in_full and recipe.smoke.build_model is not None:
+        chosen = recipe
+    train: Any = chosen.split(Places()).train
+    batch = default_collate([train[index] for index in range(min(_SAMPLES, len(train)))])
+    return CheckTarget(chosen.build_model(Places()), batch, losses_of(chosen))
 
 
 # What was found, in words.

@@ -10,7 +10,9 @@ from typing import Any, TextIO
 
 import click
 from rich.console import Console
+from rich.status import Status
 
+from quietgrad._progress import announced
 from quietgrad.accounting.accountants.base import quiet_absl
 from quietgrad.errors import MissingExtraError, QuietgradError
 from quietgrad.plots.runs import require_matplotlib
@@ -73,14 +75,23 @@ def refusals() -> Iterator[None]:
 
 
 @contextmanager
+def under_way(what: str) -> Iterator[Status]:
+    """A spinner in a terminal; anywhere else a line if it takes longer than two seconds."""
+    console = Console(stderr=True)
+    status = console.status(f"{what} ...")
+    with status, announced(what, is_shown=not console.is_terminal):
+        yield status
+
+
+@contextmanager
 def computing(what: str) -> Iterator[None]:
-    """Show `what` as the work under way, if stderr is a terminal; errors become refusals.
+    """Show `what` as the work under way; errors become refusals.
 
     Warnings of dp-accounting are dropped. There are dozens of lines about Renyi orders that it
     leaves out and about overflows; without an order a bound is still a bound, and so is infinity.
     """
     quiet = warnings.catch_warnings(action="ignore", category=RuntimeWarning)
-    with refusals(), quiet_absl(), quiet, Console(stderr=True).status(f"{what} ..."):
+    with refusals(), quiet_absl(), quiet, under_way(what):
         try:
             yield
         except ValueError as error:

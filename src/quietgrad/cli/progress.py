@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from quietgrad._format import printed
+from quietgrad._progress import Pace
 from quietgrad.cli.common import say, score, title
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Display:
     def __init__(
         self, console: Console, name: str, *columns: ProgressColumn, keep: bool = False, **task: Any
     ) -> None:
-        self._console = console
+        self._console, self._title, self._parts = console, name, 0
+        self._total, self._pace = task.get("total"), Pace()
         has_bar = console.is_terminal and not console.quiet
         self._bar = Progress(*columns, console=console, transient=not keep) if has_bar else None
         self._task = self._bar.add_task(name, **task) if self._bar is not None else None
@@ -79,6 +81,15 @@ class Display:
             self._bar.update(self._task, **state)
         elif line is not None:
             say(self._console, line)
+
+    def on_part(self, number: int) -> None:
+        """Count a part that is done; where there is no bar, say how many are from time to time."""
+        self._parts += 1
+        line = None
+        if self._pace.is_due() and not self._console.quiet:
+            total = "" if self._total is None else f" of {self._total:,}"
+            line = f"{self._title}: {self._parts:,}{total} epochs, {self._pace.seconds:.0f} s"
+        self.update(line, advance=1)
 
     def begin_stage(self, stage: str, *, with_line: bool) -> None:
         """Show the name of a stage and its time; where there is no bar, print a line if wanted."""
@@ -116,9 +127,14 @@ class TrainingDisplay(Display):
         self._taken, self._started, self._scores = 0, time.perf_counter(), ""
 
     def on_step(self) -> None:
-        """Count an update."""
+        """Count an update; without a bar, say so from time to time."""
         self._taken += 1
-        self.update(advance=1, status=self._status())
+        line = None
+        if self._pace.is_due():
+            planned = "" if self._planned is None else f"/{self._planned:,}"
+            line = f"{self._name:>12}  step {self._taken:,}{planned}  {self._status().strip()}"
+            line += self._time_left()
+        self.update(line, advance=1, status=self._status())
 
     def on_epoch(self, report: "EpochReport") -> None:
         """Show the scores of an epoch; without a bar, those of some epochs and of the last."""

@@ -12,9 +12,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from quietgrad.cli.request import Request
 from quietgrad.distributed.world import Replicas, World
+from quietgrad.errors import DistributedTrainingError
+from quietgrad.grouping.blocks import block_paths
 from quietgrad.runs.folder import RunFolder
 
 
@@ -30,6 +33,35 @@ def joined_ranks() -> Iterator[World]:
         yield Replicas()
     finally:
         dist.destroy_process_group()
+
+
+def shard_by_block(model: nn.Module, recipe: str, world: World) -> None:
+    """Spread a model over all ranks: each of its blocks by itself, and what is outside of them.
+
+    Raises:
+        DistributedTrainingError: there is nothing to spread it over, or it has no blocks.
+    """
+    if world.size == 1:
+        raise DistributedTrainingError(
+            "--sharded is given to one process",
+            "Start several: torchrun --nproc-per-node=2 -m quietgrad train RECIPE --sharded.",
+            "weights are spread over ranks",
+        )
+    blocks = block_paths(model)
+    if not blocks:
+        raise DistributedTrainingError(
+            f"--sharded is given, and the model of recipe {recipe!r} ({type(model).__name__}) has "
+            "no repeated blocks",
+            "Leave it out: ranks train with whole copies then.",
+            "all weights would be gathered at once, and a rank would hold as much as without",
+        )
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for path in blocks:
+        fully_shard(model.get_submodule(path))
+    fully_shard(model)
+    if hasattr(model, "generate"):
+        register_fsdp_forward_method(model, "generate")
 
 
 def device_of_rank(device: str) -> str:

@@ -1,6 +1,7 @@
 """Options of commands that take a recipe, and the recipe that they ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -13,13 +14,16 @@ from quietgrad.accounting.events import ADJACENCIES
 from quietgrad.cli.common import Refusal
 from quietgrad.cli.options import Command, add_options, one_of
 from quietgrad.clipping import names as clipping_names
+from quietgrad.errors import LedgerError, QuietgradError
 from quietgrad.grouping.styles import AUTO
 from quietgrad.grouping.styles import names as grouping_names
 from quietgrad.noise import names as noise_names
-from quietgrad.recipes import load
+from quietgrad.recipes import installed, load
 from quietgrad.recipes import names as recipe_names
+from quietgrad.recipes.own import TargetError, canonical, errors_of_target, is_target
 from quietgrad.recipes.recipe import OPTIMIZERS, Places, Recipe, Settings
 from quietgrad.recipes.training import require_device
+from quietgrad.runs.schema import RunFolderError
 from quietgrad.sampling.samplers import names as sampling_names
 
 
@@ -28,7 +32,7 @@ class RequestedOptions:
     """What was said on the command line.
 
     Attributes:
-        recipe: its name.
+        recipe: its name, or `module:function` with the whole path of a file.
         changes: settings that were given.
         places: folders that were given.
         smoke: whether a small stand-in is to be run.
@@ -49,6 +53,21 @@ class RequestedOptions:
         return (recipe.small() if self.smoke else recipe).changed(**self.changes)
 
 
+@contextmanager
+def errors_of_recipe(recipe: Recipe) -> Iterator[None]:
+    """Refuse with one line what the file of a recipe of the user's own raises."""
+    if recipe.target is None:
+        yield
+        return
+    try:
+        with errors_of_target(recipe.target):
+            yield
+    except (LedgerError, RunFolderError):
+        raise  # whoever trains says how to go on
+    except (TargetError, QuietgradError) as error:
+        raise Refusal(str(error)) from error
+
+
 def recipe_options(command: Command) -> Command:
     """RECIPE and its options; the command gets them as one argument, a `RequestedOptions`."""
 
@@ -65,7 +84,8 @@ def recipe_options(command: Command) -> Command:
         given = {name: options.pop(name) for name in names}
         changes = {name: value for name, value in given.items() if value is not None}
         places = Places(data_dir, model_dir)
-        asked = RequestedOptions(recipe, changes, places, smoke, device=device)
+        named = canonical(recipe) if is_target(recipe) else recipe
+        asked = RequestedOptions(named, changes, places, smoke, device=device)
         command(asked=asked, **options)
 
     return add_options(with_request, [_RECIPE, *_SETTINGS, *_PLACES])
@@ -89,7 +109,7 @@ class Folder(click.Path):
 
 
 def _complete(context: click.Context, argument: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in recipe_names() if name.startswith(incomplete)]
+    return [name for name in (*recipe_names(), *installed()) if name.startswith(incomplete)]
 
 
 def _not_auto(context: click.Context, option: click.Parameter, value: str | None) -> str | None:

@@ -27,10 +27,17 @@ _DATA = {
 def recipes(name: str | None, as_json: bool) -> None:
     """List the recipes, or show the settings of one.
 
-    With NAME: all settings of this recipe, and the figures of papers it is compared with.
+    With NAME: all settings of this recipe, and the figures of papers it is compared with. NAME may
+    also be a recipe of your own, MODULE:FUNCTION or FILE.py:FUNCTION.
     """
+    broken: dict[str, str] = {}
     with refusals():
         chosen = [known.load(each) for each in ([name] if name else known.names())]
+        for other in () if name else known.installed():
+            try:
+                chosen.append(known.load(other))
+            except ValueError as error:  # of another package: the others are listed all the same
+                broken[other] = str(error)
     found = [recipe.as_dict() for recipe in chosen]
 
     def show(console: Console) -> None:
@@ -38,7 +45,13 @@ def recipes(name: str | None, as_json: bool) -> None:
             _show_settings(console, chosen[0])
             return
         console.print(_list(chosen))
-        say(console, "Settings of one: quietgrad recipes NAME")
+        for other, why in broken.items():
+            say(console, f"{other} cannot be loaded: {why}")
+        say(
+            console,
+            "Settings of one: quietgrad recipes NAME",
+            "One of your own: quietgrad train FILE.py:FUNCTION (docs/recipes.md)",
+        )
 
     print_result(found[0] if name else found, show, as_json=as_json)
 

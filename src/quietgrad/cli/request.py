@@ -3,8 +3,8 @@
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from quietgrad._progress import announced
 from quietgrad._version import __version__
 from quietgrad.cli.common import Refusal, Stopped
 from quietgrad.cli.recipe_options import RequestedOptions
 from quietgrad.data.sources import noted_places
 from quietgrad.errors import LedgerError
+from quietgrad.recipes import load
 from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import OnStep, attach
 from quietgrad.runs.folder import Checkpointer, RunFolder
@@ -70,7 +72,8 @@ class Request:
         """The same weights every time, also when the run is resumed; they hold nothing private."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.initial_seed)
-            return self.recipe.build_model(self.places).to(self.device)
+            with announced("Building the model"):
+                return self.recipe.build_model(self.places).to(self.device)
 
 
 def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Request:
@@ -81,7 +84,8 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
     """
     if out is None and resume:
         raise ValueError("--resume needs --out: the folder of the run to resume")
-    numbered = (Path("runs") / f"{asked.recipe}-{number}" for number in count(1))
+    name = asked.recipe if out is not None else asked.resolved().name
+    numbered = (Path("runs") / f"{name}-{number}" for number in count(1))
     folder = RunFolder(out or next(path for path in numbered if not path.exists()))
     if folder.has_run and not resume:
         raise ValueError(
@@ -94,7 +98,7 @@ def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Reque
     initial_seed = secrets.randbits(63) if asked.seed is None else asked.seed
     config = {
         "quietgrad": __version__,
-        **_as_config(asked),
+        **_as_config(asked, recipe),
         "settings": asdict(recipe.settings),
         "initial_seed": initial_seed,
         "begun": now(),
@@ -123,7 +127,7 @@ def _resume(asked: RequestedOptions, folder: RunFolder) -> Request:
             )
     places = (config[name] for name in ("data_dir", "model_dir"))
     begun = RequestedOptions(
-        config["recipe"],
+        config.get("target") or config["recipe"],
         config["changes"],
         Places(*(None if place is None else Path(place) for place in places)),
         config["smoke"],
@@ -137,24 +141,33 @@ def _resume(asked: RequestedOptions, folder: RunFolder) -> Request:
             " restore a copy of it, or choose another folder"
         ) from error
     _require_same(asked, begun, recipe, folder)
+    notes = []
+    if config.get("recipe_sha256") not in (None, recipe.digest):
+        notes.append(
+            f"The file of {recipe.target} was changed since the run was begun. Settings and data"
+            " are compared with those of then; the model's code and the losses are not."
+        )
     state = folder.load()
     require_ledger_of(folder, state)
     done = 0 if state is None else state.get("steps_taken")
     note = f"Resuming the run in {folder.path} after {done} steps."
     if folder.result is not None:
         note = f"The run in {folder.path} is finished: nothing is left to train."
-    return Request(recipe, begun.places, begun.seed, config["initial_seed"], folder, state, (note,))
+    notes.append(note)
+    return Request(
+        recipe, begun.places, begun.seed, config["initial_seed"], folder, state, tuple(notes)
+    )
 
 
 def _require_same(
     asked: RequestedOptions, begun: RequestedOptions, recipe: Recipe, folder: RunFolder
 ) -> None:
     """Refuse options that differ from those the run was begun with; left out ones do not."""
-    known = {**_as_config(begun), **asdict(recipe.settings)}
+    known = {**_as_config(begun, recipe), **asdict(recipe.settings)}
     said = {
         name: value
-        for name, value in _as_config(asked).items()
-        if value is not None and value is not False
+        for name, value in _as_config(asked, load(asked.recipe)).items()
+        if value is not None and value is not False and name != "recipe_sha256"
     }
     said |= said.pop("changes")
     different = [
@@ -169,14 +182,16 @@ def _require_same(
         )
 
 
-def _as_config(asked: RequestedOptions) -> dict[str, Any]:
+def _as_config(asked: RequestedOptions, recipe: Recipe) -> dict[str, Any]:
     """Enough to ask for the same again."""
+    own = {"target": recipe.target, "recipe_sha256": recipe.digest}
     data, model = (
         None if folder is None else str(folder.absolute())
         for folder in (asked.places.data, asked.places.model)
     )
     return {
-        "recipe": asked.recipe,
+        "recipe": recipe.name,
+        **({} if recipe.target is None else own),
         "changes": dict(asked.changes),
         "smoke": asked.smoke,
         "data_dir": data,
@@ -195,7 +210,7 @@ class TrainingData(NamedTuple):
 
 def load_data(request: Request) -> TrainingData:
     """The data of a run; RunFolderError if it was begun with others."""
-    with noted_places() as places:
+    with noted_places() as places, announced("Loading the data"):
         split = request.recipe.split(request.places)
     begun = places if request.config is not None else request.folder.config.get("data", places)
     if begun != places:
@@ -204,7 +219,9 @@ def load_data(request: Request) -> TrainingData:
             f" {_listed(begun)}, and now there is {_listed(places)}: a guarantee is about one data"
             " set. See $QUIETGRAD_DATA, or begin in another folder"
         )
-    return TrainingData(split, places, kept_fingerprint(request.state, split.train))
+    with announced("Comparing the data with those of the checkpoint"):
+        fingerprint = kept_fingerprint(request.state, split.train)
+    return TrainingData(split, places, fingerprint)
 
 
 def _listed(places: object) -> str:
@@ -215,7 +232,8 @@ def attach_engine(request: Request, data: TrainingData, model: nn.Module) -> "Pr
     """An engine that records in the run's folder, where the run left off."""
     folder, is_new = request.folder, request.config is not None
     ledger = None if is_new else folder.ledger
-    engine = attach(request.recipe, data.split, model, seed=request.seed, ledger=ledger)
+    with announced("Computing the noise for the target"):
+        engine = attach(request.recipe, data.split, model, seed=request.seed, ledger=ledger)
     if request.config is not None:
         # Only now: what is refused leaves no folder behind that would have to be cleared away.
         folder.begin({**request.config, "data": data.places})
@@ -230,9 +248,17 @@ def attach_engine(request: Request, data: TrainingData, model: nn.Module) -> "Pr
 
 
 @contextmanager
-def checkpoints(request: Request, engine: "PrivacyEngine", data: TrainingData) -> Iterator[OnStep]:
-    """Keep the run in its folder; gives the function to call after each step."""
-    checkpointer = Checkpointer(request.folder, engine, data.fingerprint)
+def checkpoints(
+    request: Request,
+    engine: "PrivacyEngine",
+    data: TrainingData,
+    decide: Callable[[bool], bool] | None = None,
+) -> Iterator[OnStep]:
+    """Keep the run in its folder; gives the function to call after each step.
+
+    With `decide` all ranks save together, when it says so; Ctrl-C then leaves the last checkpoint.
+    """
+    checkpointer = Checkpointer(request.folder, engine, data.fingerprint, decide or bool)
 
     def tell() -> None:
         """Past Python's buffers, in which the signal may have come."""
@@ -241,7 +267,12 @@ def checkpoints(request: Request, engine: "PrivacyEngine", data: TrainingData) -
 
     try:
         checkpointer.save()
-        with saved_on_interrupt(checkpointer, on_wait=tell) as stop_if_asked:
+        caught = (
+            saved_on_interrupt(checkpointer, on_wait=tell)
+            if decide is None
+            else nullcontext(lambda: None)
+        )
+        with caught as stop_if_asked:
 
             def on_step() -> None:
                 stop_if_asked()
@@ -260,7 +291,8 @@ def resume_hint_on_interrupt(request: Request, flags: Mapping[str, bool]) -> Ite
     repeated = [name for name, is_set in flags.items() if is_set]
     if request.device != "cpu":
         repeated += ["--device", request.device]
-    words = ["quietgrad train", request.recipe.name, "--out", place, "--resume", *repeated]
+    name = shlex.quote(request.recipe.target or request.recipe.name)
+    words = ["quietgrad train", name, "--out", place, "--resume", *repeated]
     hint = f"Resume with: {' '.join(words)}"
     try:
         yield

@@ -23,10 +23,21 @@ from quietgrad.cli.common import (
     title,
     titled,
     to_json,
+    under_way,
 )
 from quietgrad.cli.progress import TrainingDisplay
-from quietgrad.cli.ranks import device_of_rank, joined_ranks, prepared_together
-from quietgrad.cli.recipe_options import Folder, RequestedOptions, recipe_options
+from quietgrad.cli.ranks import (
+    device_of_rank,
+    joined_ranks,
+    prepared_together,
+    shard_by_block,
+)
+from quietgrad.cli.recipe_options import (
+    Folder,
+    RequestedOptions,
+    errors_of_recipe,
+    recipe_options,
+)
 from quietgrad.cli.request import (
     Request,
     attach_engine,
@@ -35,14 +46,19 @@ from quietgrad.cli.request import (
     prepare,
     resume_hint_on_interrupt,
 )
+from quietgrad.distributed.world import World
 from quietgrad.recipes.recipe import Recipe, Split
 from quietgrad.recipes.training import EpochReport, Outcome, train_ordinary, train_private
-from quietgrad.report.html import write_for_folder
+from quietgrad.report.assess import statement_of_folder
+from quietgrad.report.page import default_place, require_not_worse, write
 from quietgrad.runs.folder import EventWriter
 
 if TYPE_CHECKING:
     from quietgrad.engine.engine import PrivacyEngine
 
+_NOTE = (
+    "Note the head elsewhere: quietgrad verify --head compares it with the report or the folder."
+)
 _LARGEST_SEED = 2**63 - 1  # that torch's generators take
 
 
@@ -69,6 +85,11 @@ def _in_range(context: click.Context, option: click.Parameter, value: int | None
 @click.option(
     "--baseline/--no-baseline", default=False, help="Also train without privacy, to compare."
 )
+@click.option(
+    "--sharded",
+    is_flag=True,
+    help="Spread the weights over the ranks that torchrun started, block by block (FSDP2).",
+)
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard events into the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def train(
@@ -77,6 +98,7 @@ def train(
     out: Path | None,
     resume: bool,
     baseline: bool,
+    sharded: bool,
     tensorboard: bool,
     as_json: bool,
 ) -> None:
@@ -90,50 +112,71 @@ def train(
         with refusals():
             together = prepared_together(world, partial(prepare, asked), out=out, resume=resume)
             request = stack.enter_context(together)
+        shards = world if sharded else None
         if world.is_leader:
-            _train_and_report(request, baseline=baseline, tensorboard=tensorboard, as_json=as_json)
+            flags = {"--baseline": baseline, "--tensorboard": tensorboard}
+            _train_and_report(request, shards, flags, as_json=as_json)
         else:
-            _train(request, Console(quiet=True), baseline=False, tensorboard=False)
+            _train(request, shards, Console(quiet=True), baseline=False, tensorboard=False)
 
 
 def _train_and_report(
-    request: Request, *, baseline: bool, tensorboard: bool, as_json: bool
+    request: Request, shards: World | None, flags: dict[str, bool], *, as_json: bool
 ) -> None:
     console, folder = Console(quiet=as_json), request.folder
     say(console, *request.notes)
-    flags = {"--baseline": baseline, "--tensorboard": tensorboard}
-    with resume_hint_on_interrupt(request, flags):
-        summary, split = _train(request, console, baseline=baseline, tensorboard=tensorboard)
+    asked = flags | {"--sharded": shards is not None}
+    with resume_hint_on_interrupt(request, asked), errors_of_recipe(request.recipe):
+        options = {name.removeprefix("--"): is_set for name, is_set in flags.items()}
+        summary, split = _train(request, shards, console, **options)
         result = summary.as_dict()
         result["test_records"] = len(split.test) if isinstance(split.test, Sized) else None
         result["ledger_id"] = summary.engine.ledger.id
+        before = (folder.result or {}).get("private") or {}
+        if before.get("steps") == summary.private.steps:  # the same weights, scored before
+            scores = summary.private.scores
+            result["private"] |= {name: before[name] for name in scores if name in before}
         if result["non_private"] is None:
             # A model that was trained without privacy before stays part of the result.
             result["non_private"] = (folder.result or {}).get("non_private")
         result = folder.finish(result)
         with refusals():
-            report = write_for_folder(folder.path)
+            with under_way("Writing the report"):
+                statement = statement_of_folder(folder.path)
+            report = default_place(folder.path)
+            require_not_worse(statement, report)
+            write(statement, report)
+            head = statement.head
     if as_json:
-        found = {**result, "folder": str(folder.path), "report": str(report)}
+        found = {**result, "folder": str(folder.path), "report": str(report), "head": head}
         click.echo(to_json(found, strict=False))
         return
     console.print(summary.as_table())
     for remark in summary.remarks():
         console.print(remark, markup=False)
     say(console, f"Run folder: {folder.path}", f"Privacy report: {report}")
+    say(console, f"Head of the run: {head}", _NOTE)
 
 
 def _train(
-    request: Request, console: Console, *, baseline: bool, tensorboard: bool
+    request: Request,
+    shards: World | None,
+    console: Console,
+    *,
+    baseline: bool,
+    tensorboard: bool,
 ) -> "tuple[TrainingSummary, Split]":
     recipe, folder = request.recipe, request.folder
     with refusals():
         events = EventWriter(folder.path / "events") if tensorboard else None
         data = load_data(request)
         split, model = data.split, request.build_model()
+        if shards is not None:
+            shard_by_block(model, recipe.name, shards)
         engine = attach_engine(request, data, model)
     display = TrainingDisplay(console, "private", recipe, engine.planned_steps, engine.steps_taken)
-    with plain_warnings(), display, checkpoints(request, engine, data) as save:
+    decide = None if shards is None else partial(_decide_together, shards)
+    with plain_warnings(), display, checkpoints(request, engine, data, decide) as save:
 
         def on_step() -> None:
             save()
@@ -165,6 +208,11 @@ def _train(
             )
     is_smoke = bool(folder.config["smoke"])
     return TrainingSummary(recipe, request.seed, engine, private, ordinary, is_smoke), split
+
+
+def _decide_together(world: World, wanted: bool) -> bool:
+    """What rank 0 wants: clocks differ, and sharded weights are gathered by all ranks."""
+    return world.lead(lambda: wanted)
 
 
 class TrainingSummary:

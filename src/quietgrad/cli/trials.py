@@ -17,10 +17,11 @@ from click.core import ParameterSource
 from rich.console import Console
 from scipy.stats import t as student
 
+from quietgrad._progress import announced
 from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals, title, to_json
 from quietgrad.cli.options import Decorator, add_options
 from quietgrad.cli.progress import TrainingDisplay
-from quietgrad.cli.recipe_options import Folder, RequestedOptions
+from quietgrad.cli.recipe_options import Folder, RequestedOptions, errors_of_recipe
 from quietgrad.clipping import resolve as resolve_clipping
 from quietgrad.data.sources import noted_places
 from quietgrad.recipes import load
@@ -60,7 +61,8 @@ def trial_options(*, seeds: int, each: str) -> Decorator:
 def changes(recipe: Recipe) -> Changes:
     """Settings that are not the recipe's own for this clipping function."""
     here = asdict(recipe.settings)
-    there = asdict(load(recipe.name).changed(clipping=recipe.settings.clipping).settings)
+    own = load(recipe.target or recipe.name)
+    there = asdict(own.changed(clipping=recipe.settings.clipping).settings)
     return {
         name: (value, there[name])
         for name, value in here.items()
@@ -143,6 +145,7 @@ def variants_of(asked: RequestedOptions, names: Sequence[str]) -> dict[str, Reci
     if not names:
         own = asked.resolved()
         return {own.settings.clipping: own}
+    load(asked.recipe)  # its module may register some of them
     for name in names:
         resolve_clipping(name)
     return {
@@ -192,11 +195,17 @@ class Bench:
         self._console, self._places, self._device = console, asked.places, asked.device
         self.used: list[Trial] = []
         self._trials = _kept_trials(out, results, resume=resume)
-        with noted_places() as noted:
-            self._split = next(iter(variants)).split(asked.places)
+        recipe = next(iter(variants))
+        with noted_places() as noted, errors_of_recipe(recipe), announced("Loading the data"):
+            self._split = recipe.split(asked.places)
         # Refuse now what would be refused after hours: an engine is attached, and detached.
         model = None
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with (
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+            errors_of_recipe(recipe),
+            announced("Trying all variants"),
+        ):
             warnings.simplefilter("ignore")  # the trials themselves will warn
             for variant in variants:
                 if model is None:
@@ -207,6 +216,8 @@ class Bench:
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise TrialsError(f"{out} cannot be made: {error}") from error
+        if recipe.target is not None:  # trials of another version of it do not count
+            noted.append(f"{recipe.target} sha256:{recipe.digest}")
         self._origin = Origin.of(asked.places, noted, smoke=asked.smoke)
 
     def trials(
@@ -228,7 +239,7 @@ class Bench:
         def showing(recipe: Recipe, steps: int) -> AbstractContextManager[TrialDisplay]:
             return TrainingDisplay(self._console, title, recipe, steps)
 
-        with plain_warnings():
+        with plain_warnings(), errors_of_recipe(recipe):
             trial = make(
                 recipe,
                 self._split,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ from quietgrad.functional import per_sample_grads
 from quietgrad.grouping.base import Grouping
 from quietgrad.reduction import ClippedReducer
 
+_ALIKE = 3  # measurements after which it is said that every sample is clipped
+
 
 class History:
     """What recorders have in common: they keep what they measured, in a file if there is a path."""
@@ -46,6 +49,7 @@ class History:
         if self._path is not None and not append:
             require_unused(self._path)
         self._history: list[Record] = []
+        self._alike = 0
 
     @property
     def history(self) -> tuple[Record, ...]:
@@ -62,6 +66,15 @@ class History:
         if self._path is not None:
             write_record(self._path, record, is_first=not self._is_begun)
             self._is_begun = True
+        self._alike = self._alike + 1 if record.measurement.are_all_clipped else 0
+        if self._alike == _ALIKE:
+            warnings.warn(
+                f"every gradient was longer than the clipping radius in {_ALIKE} measurements in a"
+                f" row, up to step {record.step}: clipping functions then act alike, and comparing"
+                " them tells nothing. Compare them with a larger radius. (This warning is read from"
+                f" raw gradients. {NOT_PRIVATE}.)",
+                stacklevel=4,
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self._history)} measurements, {NOT_PRIVATE}>"

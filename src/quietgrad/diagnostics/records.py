@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+_ALIKE = ": every norm exceeds the radius, so clipping functions act alike"
 NOT_PRIVATE = "NOT PRIVATE: measured on raw gradients, covered by no epsilon"
 
 
@@ -89,6 +90,15 @@ class Measurement:
         """Share of samples that are clipped, averaged over the groups."""
         return sum(self.clipped.values()) / len(self.clipped)
 
+    @property
+    def are_all_clipped(self) -> bool:
+        """Whether every sample is clipped in every group.
+
+        Then abadi, auto-s and psac all give (nearly) gradients of the length of the radius: they
+        act alike, and a smaller radius only rescales the learning rate.
+        """
+        return all(share == 1 for share in self.clipped.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with `not_private` first."""
         return {"not_private": True} | asdict(self)
@@ -119,7 +129,7 @@ class Measurement:
             "|mean gradient|": f"{self.mean_gradient_norm:.4g}",
             "sampling noise": f"{self.sampling_noise:.4g}",
             "its root / |mean|": number(self.relative_noise),
-            "clipped": f"{self.clipped_share:.1%}",
+            "clipped": f"{self.clipped_share:.1%}{_ALIKE if self.are_all_clipped else ''}",
             "cosine of samples": number(None if cosines is None else cosines.mean),
             "cosine of clipped": number(self.clipped_cosine),
         }

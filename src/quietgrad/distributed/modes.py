@@ -7,9 +7,9 @@ import os
 import torch.distributed as dist
 from torch import nn
 
-from quietgrad.distributed.sharding import is_distributed_tensor, is_sharded
+from quietgrad.distributed.sharding import has_parts, is_distributed_tensor, is_sharded
 from quietgrad.distributed.shards import Shards
-from quietgrad.distributed.tensors import TensorParts
+from quietgrad.distributed.tensors import ShardedParts, TensorParts
 from quietgrad.distributed.world import Replicas, World
 from quietgrad.errors import DistributedTrainingError
 
@@ -24,7 +24,8 @@ def find_world(model: nn.Module, *, is_seeded: bool = False) -> World:
         if dist.get_world_size() == 1:
             return World()
         if is_sharded(model):
-            return Shards(model, is_seeded=is_seeded)
+            kind = ShardedParts if has_parts(model) else Shards
+            return kind(model, is_seeded=is_seeded)
         if any(map(is_distributed_tensor, model.parameters())):
             return TensorParts(model, is_seeded=is_seeded)
         return Replicas(is_seeded=is_seeded)

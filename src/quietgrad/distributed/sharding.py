@@ -8,26 +8,38 @@ whether a model is at rest or not is no change of its weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from quietgrad.errors import DistributedTrainingError
 
+# Asked for every weight several times in a step. A parameter made of a DTensor is a DTensor.
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
 
 def is_distributed_tensor(tensor: object) -> bool:
     """Whether it is a DTensor; asked without importing them, which takes seconds."""
+    if type(tensor) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def are_local(tensors: Sequence[Tensor]) -> bool:
+    """Whether none of them is spread over ranks."""
+    return _PLAIN.issuperset(map(type, tensors)) or not any(map(is_distributed_tensor, tensors))
+
+
 def local_of(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, in the same memory."""
-    local: Tensor = tensor._local_tensor if is_distributed_tensor(tensor) else tensor  # type: ignore[attr-defined]
+    if type(tensor) in _PLAIN or not is_distributed_tensor(tensor):
+        return tensor
+    local: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return local
 
 
@@ -59,62 +71,96 @@ def is_sharded(model: nn.Module) -> bool:
     return any(map(is_fully_sharded, model.modules()))
 
 
+def has_parts(model: nn.Module) -> bool:
+    """Whether some of its weights had been spread over ranks before they were sharded."""
+    return any(
+        each._unsharded_dtensor_spec is not None
+        for group in _list_groups(filter(is_fully_sharded, model.modules()))
+        for each in group.fsdp_params
+    )
+
+
+def _list_groups(modules: Iterable[Any]) -> Iterator[Any]:
+    """What torch keeps about the weights that are gathered together."""
+    for module in modules:
+        state = module._get_fsdp_state()
+        several = getattr(state, "_fsdp_param_groups", None)
+        yield from several if several is not None else filter(None, [state._fsdp_param_group])
+
+
+class ShardedWeight(NamedTuple):
+    """A weight in its two forms.
+
+    Attributes:
+        shard: as the optimizer holds it.
+        dim: the dimension along which it is cut.
+        shape: of what is gathered: the whole, or this rank's part of a layer's weight.
+        part: the mesh of the ranks that have the other parts, and how they are placed; None if all
+            of it is gathered.
+    """
+
+    shard: Any
+    dim: int
+    shape: torch.Size
+    part: tuple[Any, Any] | None
+
+
 class ShardedModel:
     """The fully sharded modules of a model, and their weights in both forms.
 
     Args:
-        model: every parameter of it must be sharded, on one mesh of all ranks.
+        model: every parameter of it must be sharded, over one mesh.
 
     Attributes:
-        shards: the parameters as the optimizer holds them, by name.
-        mesh: of ranks.
+        weights: by name.
+        mesh: of the ranks that share the weights.
         shard_dim: the dimension of the mesh along which weights are cut.
         copy_dim: the one along which shards are copied (HSDP); None without one.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        from torch.distributed.tensor import Replicate, Shard
-
         self._model, self._is_gathered = model, False
         self._modules: list[Any] = [*filter(is_fully_sharded, model.modules())]
         self.rest()
-        self.shards: dict[str, Any] = dict(model.named_parameters())
+        known = {id(p.sharded_param): p for group in self._groups for p in group.fsdp_params}
         self._whole: dict[int, Tensor] = {}
-        for name, parameter in self.shards.items():
-            if not is_distributed_tensor(parameter):
+        self.weights: dict[str, ShardedWeight] = {}
+        meshes = []
+        for name, parameter in model.named_parameters():
+            held = known.get(id(parameter))
+            if held is None:
                 raise _unfit(
                     f"parameter '{name}' is whole, and others are sharded",
                     "Call fully_shard on the outermost module, too, without ignored_params",
                 )
-        first = next(iter(self.shards.values()))
-        self.mesh = first.device_mesh
-        for name, parameter in self.shards.items():
-            kinds = [type(each) for each in parameter.placements]
-            if parameter.device_mesh != self.mesh:
+            spread = held._unsharded_dtensor_spec
+            part = None if spread is None else (spread.mesh, spread.placements)
+            self.weights[name] = ShardedWeight(
+                parameter, held.fsdp_placement.dim, held._orig_size, part
+            )
+            meshes.append(held.mesh_info)
+        first = meshes[0]
+        self.mesh, self.copy_dim = first.mesh, first.replicate_mesh_dim
+        for name, mesh in zip(self.weights, meshes, strict=True):
+            if mesh.mesh != self.mesh:
                 raise _unfit(f"parameter '{name}' is on another mesh than others", "Use one mesh")
-            if kinds not in ([Shard], [Replicate, Shard]):
+            if mesh.shard_mesh_dim is None or mesh.is_spmd_mesh:
                 raise _unfit(
-                    f"parameter '{name}' is placed as {parameter.placements}",
+                    f"parameter '{name}' is placed as {self.weights[name].shard.placements}",
                     "Shard over one dimension of a mesh, or give fully_shard a mesh of two "
                     "(replicate, shard)",
                 )
-        self.shard_dim = self.mesh.ndim - 1
-        self.copy_dim = 0 if self.mesh.ndim == 2 else None
+        self.shard_dim = first.shard_mesh_dim
+        self._shards = {id(weight.shard) for weight in self.weights.values()}
 
     @property
     def _groups(self) -> Iterator[Any]:
-        """What torch keeps about the weights that are gathered together."""
-        for module in self._modules:
-            state = module._get_fsdp_state()
-            several = getattr(state, "_fsdp_param_groups", None)
-            yield from several if several is not None else filter(None, [state._fsdp_param_group])
+        return _list_groups(self._modules)
 
     def at_rest(self, parameter: Tensor) -> Tensor:
         """The shard of a weight that is gathered just now; any other tensor as it is."""
-        if is_distributed_tensor(parameter):
-            return parameter
         known = self._whole.get(id(parameter))
-        if known is None:
+        if known is None and id(parameter) not in self._shards:
             self._whole = {
                 id(each._unsharded_param): each.sharded_param
                 for group in self._groups
@@ -131,7 +177,7 @@ class ShardedModel:
 
     def list_groups(self) -> list[list[str]]:
         """The names of the weights that are gathered together, by group."""
-        names = {id(parameter): name for name, parameter in self.shards.items()}
+        names = {id(weight.shard): name for name, weight in self.weights.items()}
         return [[names[id(p.sharded_param)] for p in g.fsdp_params] for g in self._groups]
 
     @contextmanager
@@ -209,11 +255,13 @@ def cut(whole: Tensor, dim: int, size: int, rank: int) -> Tensor:
 def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a tensor that is to be spread like a parameter."""
     spread: Any = parameter
-    dim = spread.device_mesh.ndim - 1
-    if spread.placements[dim].is_replicate():
-        return whole
-    size, rank = spread.device_mesh.size(dim), spread.device_mesh.get_local_rank(dim)
-    return cut(whole, spread.placements[dim].dim, size, rank).contiguous()
+    mesh, part = spread.device_mesh, whole
+    # The last dimension of a mesh first: parts of layers were cut before they were sharded.
+    for each in reversed(range(mesh.ndim)):
+        dim = getattr(spread.placements[each], "dim", None)
+        if dim is not None:
+            part = cut(part, dim, mesh.size(each), mesh.get_local_rank(each))
+    return part.contiguous()
 
 
 def whole_of(tensor: Tensor) -> Tensor:

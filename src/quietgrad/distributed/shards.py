@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
-from quietgrad.distributed.sharding import ShardedModel, cut, in_equal_parts, local_of
+from quietgrad.distributed.sharding import (
+    ShardedModel,
+    ShardedWeight,
+    cut,
+    in_equal_parts,
+    local_of,
+)
 from quietgrad.distributed.world import HALF, AddNoise, Replicas, explained, is_of_group
 from quietgrad.errors import DistributedTrainingError, RankError
 from quietgrad.grouping.base import Group
@@ -41,17 +46,21 @@ class Shards(Replicas):
         super().__init__(is_seeded=is_seeded)
         self._sharded = ShardedModel(model)
         mesh, copy_dim = self._sharded.mesh, self._sharded.copy_dim
-        if mesh.size() != self.size:
-            raise DistributedTrainingError(
-                f"the model is sharded over {mesh.size()} of {self.size} ranks",
-                "Use a mesh of all ranks.",
-            )
-        self._place = mesh.get_local_rank(self._sharded.shard_dim)
+        self._require_all(mesh.size())
+        self._shard_place = mesh.get_local_rank(self._sharded.shard_dim)
         self._group = mesh.get_group(self._sharded.shard_dim)
         self._parts = mesh.size(self._sharded.shard_dim)
         self._owners = None if copy_dim is None else mesh.get_group(copy_dim)
         self._copies = 1 if copy_dim is None else mesh.size(copy_dim)
         self._device = torch.device(mesh.device_type)
+
+    def _require_all(self, ranks: int) -> None:
+        """Refuse a mesh that leaves some out."""
+        if ranks != self.size:
+            raise DistributedTrainingError(
+                f"the model is sharded over {ranks} of {self.size} ranks",
+                "Use a mesh of all ranks.",
+            )
 
     # -- passes of the model -------------------------------------------------------------------
 
@@ -117,18 +126,17 @@ class Shards(Replicas):
     def new_sums(
         self,
         plain: type[Sums],
-        trained: Mapping[str, nn.Parameter],
+        trained: Callable[[], Mapping[str, nn.Parameter]],
         groups: Sequence[Group],
     ) -> Sums:
         """To which clipped sums of whole gradients are added."""
         by_module = self._sharded.list_groups()
-        return ShardedSums(
-            {n: self.at_rest(p) for n, p in trained.items()}, groups, by_module, self
-        )
+        weights = {name: self._sharded.weights[name] for name in trained()}
+        return ShardedSums(weights, groups, by_module, self)
 
-    def scatter(self, parameters: Sequence[Any], wholes: Sequence[Tensor]) -> list[Tensor]:
+    def scatter(self, weights: Sequence[ShardedWeight], wholes: Sequence[Tensor]) -> list[Tensor]:
         """Of sums, added up over the ranks that share a copy, this rank's parts."""
-        dims = [parameter.placements[-1].dim for parameter in parameters]
+        dims = [weight.dim for weight in weights]
         rows = [
             in_equal_parts(whole, dim, self._parts) for whole, dim in zip(wholes, dims, strict=True)
         ]
@@ -136,10 +144,10 @@ class Shards(Replicas):
         own = joined.new_empty(joined.shape[1])
         dist.reduce_scatter_single(own, joined.flatten(), group=self._group)
         parts = []
-        pieces = zip(parameters, wholes, dims, own.split([r.shape[1] for r in rows]), strict=True)
-        for parameter, whole, dim, part in pieces:
+        pieces = zip(weights, wholes, own.split([r.shape[1] for r in rows]), strict=True)
+        for (shard, dim, *_), whole, part in pieces:
             shape = whole.movedim(dim, 0).shape[1:]
-            held = part.view(-1, *shape)[: local_of(parameter).shape[dim]]
+            held = part.view(-1, *shape)[: local_of(shard).shape[dim]]
             parts.append(held.movedim(0, dim).contiguous())
         return parts
 
@@ -155,30 +163,29 @@ class Shards(Replicas):
         return list(total.tolist())
 
     def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
     ) -> list[Tensor]:
         """This rank's parts of the sums over all ranks, with noise."""
         if not self._is_seeded:
             return super().noisy(totals, add_noise)
-        return self._noisy_as_one(totals, add_noise, trained)
+        return self._noisy_as_one(totals, add_noise, names)
 
     def _noisy_as_one(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor]
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str]
     ) -> list[Tensor]:
         """With a seed every rank makes all noise, as one process would, and takes its part."""
         wholes, parts = [], []
-        for total, parameter in zip(totals, trained, strict=True):
-            spread: Any = self.at_rest(parameter)
+        for total, name in zip(totals, names, strict=True):
+            shard, dim, shape, _ = self._sharded.weights[name]
             total = total.float() if total.dtype in HALF else total.contiguous()
             if self._owners is not None:
                 dist.all_reduce(total, group=self._owners)
-            dim, extra = spread.placements[-1].dim, total.shape[spread.ndim :]
-            wholes.append(total.new_zeros(*spread.shape, *extra))
-            cut(wholes[-1], dim, self._parts, self._place).copy_(total)
+            wholes.append(total.new_zeros(*shape, *total.shape[shard.ndim :]))
+            cut(wholes[-1], dim, self._parts, self._shard_place).copy_(total)
             parts.append(dim)
         noisy = add_noise(wholes)
         pairs = zip(noisy, parts, strict=True)
-        return [cut(each, dim, self._parts, self._place).contiguous() for each, dim in pairs]
+        return [cut(each, dim, self._parts, self._shard_place).contiguous() for each, dim in pairs]
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Shards(Replicas):
         """Ranks that hold the same part of the weights must hold the same."""
         self.rest()
         held = {name: local_of(t) for name, t in model.state_dict().items()}
-        return {f"part {self._place} of the weights": digest_tensors(held)}
+        return {f"part {self._shard_place} of the weights": digest_tensors(held)}
 
 
 def _pass(reducer: ClippedReducer, number: int) -> None:
@@ -209,32 +216,33 @@ class ShardedSums(Sums):
     few at a time, each when those before it are there or cannot come any more.
 
     Args:
-        parameters: by name; all ranks go through them in this order.
+        weights: by name; all ranks go through them in this order.
         groups: of parameters that are clipped together.
         modules: the names of parameters that are gathered together.
         world: adds up and scatters.
     """
 
     can_redo = False
+    has_order = True
 
     def __init__(
         self,
-        parameters: Mapping[str, Any],
+        weights: Mapping[str, ShardedWeight],
         groups: Sequence[Group],
         modules: Sequence[Sequence[str]],
         world: Shards,
     ) -> None:
         super().__init__()
-        self._parameters, self._world = parameters, world
+        self._weights, self._world = weights, world
         inner = [set(names) for names in modules]
         own = [group.parameters for group in groups]
         self._early = [
             [name for names in own if set(names) <= module for name in names] for module in inner
         ]
         early = {name for names in self._early for name in names}
-        late = [name for name in parameters if name not in early]
+        late = [name for name in weights if name not in early]
         self._order = {name: place for place, name in enumerate(late)}
-        self._late = list(_put_together(late, parameters))
+        self._late = list(_put_together(late, weights))
         self._wholes: dict[str, Tensor] = {}
         self._left: list[list[str]] | None = None  # the next ones last
         self._coming: set[str] = set()
@@ -287,25 +295,25 @@ class ShardedSums(Sums):
     def _scatter(self, names: Sequence[str]) -> None:
         """Of zeros, where no sample used a parameter: other ranks may have some that did."""
         self.is_torn = True
-        parameters = [self._parameters[name] for name in names]
+        weights = [self._weights[name] for name in names]
         kinds: dict[torch.dtype, list[int]] = {}
-        for i, parameter in enumerate(parameters):
-            kinds.setdefault(_type_of_sum(parameter), []).append(i)
+        for i, weight in enumerate(weights):
+            kinds.setdefault(_type_of_sum(weight.shard), []).append(i)
         for dtype, places in kinds.items():
-            own = [parameters[i] for i in places]
-            wholes = [self._whole(names[i], parameters[i], dtype) for i in places]
+            own = [weights[i] for i in places]
+            wholes = [self._whole(names[i], weights[i], dtype) for i in places]
             for i, part in zip(places, self._world.scatter(own, wholes), strict=True):
                 if names[i] in self:
                     self[names[i]].add_(part)
                 else:
                     self[names[i]] = part
 
-    def _whole(self, name: str, parameter: Any, dtype: torch.dtype) -> Tensor:
+    def _whole(self, name: str, weight: ShardedWeight, dtype: torch.dtype) -> Tensor:
         whole = self._wholes.pop(name, None)
         if whole is None:
-            pair = (2,) if parameter.is_complex() else ()
-            device = local_of(parameter).device
-            return torch.zeros(*parameter.shape, *pair, dtype=dtype, device=device)
+            pair = (2,) if weight.shard.is_complex() else ()
+            device = local_of(weight.shard).device
+            return torch.zeros(*weight.shape, *pair, dtype=dtype, device=device)
         return whole.to(dtype)
 
 
@@ -316,11 +324,13 @@ def _type_of_sum(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in HALF else parameter.dtype
 
 
-def _put_together(names: Sequence[str], parameters: Mapping[str, Any]) -> Iterator[list[str]]:
+def _put_together(
+    names: Sequence[str], weights: Mapping[str, ShardedWeight]
+) -> Iterator[list[str]]:
     found: list[str] = []
     size = 0
     for name in names:
-        entries = parameters[name].numel()
+        entries = weights[name].shape.numel()
         if found and size + entries > _TOGETHER:
             yield found
             found, size = [], 0

@@ -1,7 +1,8 @@
 """Ranks that each hold a part of the layers' weights and run the same samples (tensor parallel).
 
 Norms of what is spread add up over these ranks; what is whole on all of them counts once. Beside
-each other there may be several such sets of ranks, each with its own samples.
+each other there may be several such rows of ranks, each with its own samples; all of them hold the
+same parts, or each a shard of them (FSDP2).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
 from quietgrad.distributed.sharding import is_distributed_tensor, local_of
+from quietgrad.distributed.shards import Shards
 from quietgrad.distributed.world import AddNoise, Replicas, explained, find_grid
 from quietgrad.errors import DistributedTrainingError, RankError, UnsupportedOperationError
 
@@ -28,7 +30,119 @@ if TYPE_CHECKING:
 _APART = 1e-3  # of a sum's norm, by which two ranks' sums of the same may differ
 
 
-class TensorParts(Replicas):
+class _Row(Replicas):
+    """Ranks of a row have the parts of the same layers; those of a column the same part."""
+
+    _column: Any = None  # of ranks with other samples; None for this rank alone
+    _shard_name = ""
+
+    def _join_row(self, spread: Mapping[str, tuple[Any, Sequence[Any]]]) -> list[tuple[int, ...]]:
+        """Find the ranks with the other parts.
+
+        Args:
+            spread: the mesh and the placements of weights that are spread over a row, by name.
+
+        Returns:
+            All rows.
+        """
+        mesh = next(iter(spread.values()))[0]
+        for name, (own, _) in spread.items():
+            if own.ndim > 1 or own != mesh:
+                raise DistributedTrainingError(
+                    f"parameter '{name}' is on a mesh of several dimensions, or on another one "
+                    "than the rest",
+                    "Call parallelize_module with one dimension of a mesh, as mesh['tp'], before "
+                    "fully_shard.",
+                    "it would not be known which ranks have the other parts",
+                )
+        self._cut = {name for name, (_, places) in spread.items() if not places[0].is_replicate()}
+        row = mesh.mesh.flatten().tolist()
+        grid = find_grid(self.gather(row), self.size)
+        self.data_rank, self.data_size = grid.index(tuple(row)), len(grid)
+        self._row, self._place = mesh.get_group(), mesh.get_local_rank()
+        self._row_device = torch.device(mesh.device_type)
+        self.joint = self
+        self._key, self._asked = self.share(secrets.token_hex(16)), 0
+        return grid
+
+    def own_seed(self, seed: int | None) -> int | None:
+        """Another one for each part: its entries are others."""
+        if seed is None:
+            return None
+        return int.from_bytes(hashlib.sha256(f"{seed} part {self._place}".encode()).digest()[:7])
+
+    def common_choices(self) -> random.Random:
+        """Of this row, new ones each time."""
+        self._asked += 1
+        return random.Random(f"{self._key}/{self.data_rank}/{self._asked}")
+
+    def counts(self, name: str) -> bool:
+        """What is whole on all ranks counts on the first."""
+        return self._place == 0 or name in self._cut
+
+    def add_squares(self, squares: Tensor) -> Tensor:
+        """Over the ranks with the other parts."""
+        dist.all_reduce(squares, group=self._row)
+        return squares
+
+    def add_up(self, counts: Tensor) -> Tensor:
+        """Over ranks with other samples; those with other parts count the same."""
+        total = counts.clone()
+        if self._column is not None:
+            with explained(self._find_failures):
+                dist.all_reduce(total, group=self._column)
+        return total
+
+    def add_parts(self, numbers: Sequence[float]) -> list[float]:
+        """Likewise; the last one is the number of samples, which is that of each of them."""
+        *squares, samples = super().add_parts(numbers)
+        total = torch.tensor(squares, dtype=torch.float64, device=self._row_device)
+        with explained(self._find_failures):
+            dist.all_reduce(total, group=self._row)
+        return [*total.tolist(), samples]
+
+    def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
+        """What is whole on all ranks has the same gradient on all, or it was used on a part."""
+        apart: list[str] = []
+        for name in sorted(name for name in sums if name not in self._cut):
+            first = sums[name].detach().clone().contiguous()
+            with explained(self._find_failures):
+                dist.broadcast(first, group=self._row, group_src=0)
+            if not float((first - sums[name]).norm()) <= _APART * float(first.norm()):
+                apart.append(name)
+        if apart:  # when all ranks have gone through all of them
+            raise UnsupportedOperationError(
+                f"parameter '{apart[0]}' is whole on every rank, and its clipped sums differ from "
+                "rank to rank: it is used on activations of which each rank has a part, so that "
+                "its gradient has parts, too. Use it on whole activations, spread the layer, or "
+                "freeze the parameter. Nothing was released."
+            )
+
+    def noisy(
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
+    ) -> list[Tensor]:
+        """Each rank adds the noise to its part; to what is whole the first one of a row does."""
+        noisy = super().noisy(totals, add_noise, names)
+        with explained(self._find_failures):
+            for i, name in enumerate(names):
+                if name not in self._cut:
+                    noisy[i] = noisy[i].contiguous()
+                    dist.broadcast(noisy[i], group=self._row, group_src=0)
+        return noisy
+
+    def digest_weights(self, model: nn.Module) -> dict[str, object]:
+        """By part; what is whole is the same on all ranks of a row."""
+        self.rest()
+        held = {name: local_of(value) for name, value in model.state_dict().items()}
+        cut = {name: value for name, value in held.items() if name in self._cut}
+        whole = {name: value for name, value in held.items() if name not in self._cut}
+        return {
+            f"part {self._place}{self._shard_name} of the weights": digest_tensors(cut),
+            f"the weights that are whole{self._shard_name}": digest_tensors(whole),
+        }
+
+
+class TensorParts(_Row):
     """Ranks with parts of weights, by ``parallelize_module``.
 
     Args:
@@ -40,44 +154,19 @@ class TensorParts(Replicas):
 
     def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
         super().__init__(is_seeded=is_seeded)
-        spread: dict[str, Any] = {
-            name: p for name, p in model.named_parameters() if is_distributed_tensor(p)
-        }
-        mesh = next(iter(spread.values())).device_mesh
-        for name, parameter in spread.items():
-            if mesh.ndim > 1 or parameter.device_mesh != mesh:
-                raise DistributedTrainingError(
-                    f"parameter '{name}' is on a mesh of several dimensions, or on another one "
-                    "than the rest",
-                    "Call parallelize_module with one dimension of a mesh, as mesh['tp'].",
-                    "it would not be known which ranks have the other parts",
-                )
-        self._cut = {name for name, p in spread.items() if not p.placements[0].is_replicate()}
-        own = mesh.mesh.flatten().tolist()
-        grid = find_grid(self.gather(own), self.size)
-        self.data_rank, self.data_size = grid.index(tuple(own)), len(grid)
-        self._group, self._place = mesh.get_group(), mesh.get_local_rank()
-        self._device = torch.device(mesh.device_type)
-        self._owners, self._copies = None, len(grid)
+        parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+        grid = self._join_row(
+            {
+                name: (p.device_mesh, p.placements)
+                for name, p in parameters.items()
+                if is_distributed_tensor(p)
+            }
+        )
         for members in zip(*grid, strict=True) if len(grid) > 1 else ():
             group = dist.new_group(list(members))
             if self.rank in members:
-                self._owners = group
-        self.joint = self
-        self._key, self._asked = self.share(secrets.token_hex(16)), 0
-
-    def own_seed(self, seed: int | None) -> int | None:
-        """Another one for each part: its entries are others."""
-        if seed is None:
-            return None
-        return int.from_bytes(hashlib.sha256(f"{seed} part {self._place}".encode()).digest()[:7])
-
-    # -- passes of the model -------------------------------------------------------------------
-
-    def common_choices(self) -> random.Random:
-        """Of this set of ranks, new ones each time."""
-        self._asked += 1
-        return random.Random(f"{self._key}/{self.data_rank}/{self._asked}")
+                self._column = group
+        self._owners, self._copies = self._column, len(grid)
 
     @contextmanager
     def together(self, reducer: ClippedReducer) -> Iterator[None]:
@@ -91,71 +180,39 @@ class TensorParts(Replicas):
             self.note_failure(error)
             raise
 
-    # -- sums ----------------------------------------------------------------------------------
 
-    def counts(self, name: str) -> bool:
-        """What is whole on all ranks counts on the first."""
-        return self._place == 0 or name in self._cut
+class ShardedParts(_Row, Shards):
+    """Rows of ranks with parts of weights, each of which is sharded over a column.
 
-    def add_squares(self, squares: Tensor) -> Tensor:
-        """Over the ranks with the other parts."""
-        dist.all_reduce(squares, group=self._group)
-        return squares
+    Args:
+        model: all of whose parameters are sharded, and some spread over one dimension of a mesh.
+        is_seeded: as for shards; here each part has its own leader.
+    """
 
-    def add_up(self, counts: Tensor) -> Tensor:
-        """Over ranks with other samples; those with other parts count the same."""
-        total = counts.clone()
-        if self._owners is not None:
-            with explained(self._find_failures):
-                dist.all_reduce(total, group=self._owners)
-        return total
+    _weights = " with shards of parts of the weights"
 
-    def add_parts(self, numbers: Sequence[float]) -> list[float]:
-        """Likewise; the last one is the number of samples, which is that of each of them."""
-        *squares, samples = numbers
-        total = torch.tensor(squares, dtype=torch.float64, device=self._device)
-        with explained(self._find_failures):
-            dist.all_reduce(total, group=self._group)
-        return [*total.tolist(), samples]
-
-    def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
-        """What is whole on all ranks has the same gradient on all, or it was used on a part."""
-        apart: list[str] = []
-        for name in sorted(name for name in sums if name not in self._cut):
-            first = sums[name].detach().clone().contiguous()
-            with explained(self._find_failures):
-                dist.broadcast(first, group=self._group, group_src=0)
-            if not float((first - sums[name]).norm()) <= _APART * float(first.norm()):
-                apart.append(name)
-        if apart:  # when all ranks have gone through all of them
-            raise UnsupportedOperationError(
-                f"parameter '{apart[0]}' is whole on every rank, and its clipped sums differ from "
-                "rank to rank: it is used on activations of which each rank has a part, so that "
-                "its gradient has parts, too. Use it on whole activations, spread the layer, or "
-                "freeze the parameter. Nothing was released."
+    def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
+        super().__init__(model, is_seeded=is_seeded)
+        sharded = self._sharded
+        if sharded.copy_dim is not None:
+            raise DistributedTrainingError(
+                "fully_shard was given a mesh of two dimensions (HSDP) beside tensor parallelism",
+                "Shard over one dimension: fully_shard(model, mesh=mesh['dp']).",
+                "a mesh of three dimensions was not tried",
             )
+        grid = self._join_row(
+            {name: w.part for name, w in sharded.weights.items() if w.part is not None}
+        )
+        self._column, own = self._group, sharded.mesh.mesh.flatten().tolist()
+        if not all(self.gather(tuple(own) in zip(*grid, strict=True))):
+            raise DistributedTrainingError(
+                f"the parts of layers are on ranks {grid}, and this rank shares its shards with "
+                f"ranks {own}",
+                "Use the two dimensions of one mesh: parallelize_module(model, mesh['tp'], plan), "
+                "then fully_shard(model, mesh=mesh['dp']).",
+                "shards of different parts would be put together",
+            )
+        self._shard_name = f", shard {self._shard_place}"
 
-    def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
-        """Each rank adds the noise to its part; to what is whole the first one does."""
-        noisy = super().noisy(totals, add_noise, trained)
-        with explained(self._find_failures):
-            for i, parameter in enumerate(trained):
-                placed: Any = parameter
-                if not is_distributed_tensor(placed) or placed.placements[0].is_replicate():
-                    noisy[i] = noisy[i].contiguous()
-                    dist.broadcast(noisy[i], group=self._group, group_src=0)
-        return noisy
-
-    # -- facts ---------------------------------------------------------------------------------
-
-    def digest_weights(self, model: nn.Module) -> dict[str, object]:
-        """By part; what is whole is the same on all ranks."""
-        held = model.state_dict()
-        cut = {name: local_of(value) for name, value in held.items() if name in self._cut}
-        whole = {name: local_of(value) for name, value in held.items() if name not in self._cut}
-        return {
-            f"part {self._place} of the weights": digest_tensors(cut),
-            "the weights that are whole": digest_tensors(whole),
-        }
+    def _require_all(self, ranks: int) -> None:
+        """That each rank is in a row and in a column is known when both are."""

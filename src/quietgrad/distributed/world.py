@@ -14,7 +14,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,8 @@ Facts = Callable[[], Mapping[str, object]]
 """What must be the same on all ranks, by names that people know."""
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
 """Adds noise to sums, which it uses up."""
+
+_NOBODY: AbstractContextManager[None] = nullcontext()  # to ask; the same one each time
 
 
 class World:
@@ -90,15 +92,14 @@ class World:
         """This rank's part of the samples of a step."""
         return indices
 
-    @contextmanager
-    def agreeing(self, list_facts: Facts = dict, advice: str = "") -> Iterator[None]:
+    def agreeing(self, list_facts: Facts = dict, advice: str = "") -> AbstractContextManager[None]:
         """If what is done in here raises on one rank, all ranks raise.
 
         Args:
             list_facts: what must be the same afterwards, as for `require_same`.
             advice: what to do if it is not.
         """
-        yield
+        return _NOBODY
 
     def note_failure(self, error: BaseException) -> None:
         """This rank cannot go on: the others are told when they next ask."""
@@ -107,10 +108,9 @@ class World:
         """The values of all ranks."""
         return [value]
 
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def explaining(self) -> AbstractContextManager[None]:
         """If others cannot be reached in here, it is said why they stopped."""
-        yield
+        return _NOBODY
 
     def add_up(self, counts: Tensor) -> Tensor:
         """A few numbers, added up over all ranks."""
@@ -122,15 +122,13 @@ class World:
         """How many samples of a step there must be passes for, on every rank."""
         return 0
 
-    @contextmanager
-    def together(self, reducer: ClippedReducer) -> Iterator[None]:
+    def together(self, reducer: ClippedReducer) -> AbstractContextManager[None]:
         """In here a micro-batch is back-propagated and added up, by this reducer."""
-        yield
+        return _NOBODY
 
-    @contextmanager
-    def verifying(self, *, is_wanted: bool) -> Iterator[None]:
+    def verifying(self, *, is_wanted: bool) -> AbstractContextManager[None]:
         """In here passes may be repeated, if this rank wants to or not."""
-        yield
+        return _NOBODY
 
     def explain(self, error: BaseException | None) -> None:
         """A forward has failed, perhaps because other ranks stopped."""
@@ -150,14 +148,14 @@ class World:
     def new_sums(
         self,
         plain: type[Sums],
-        trained: Mapping[str, nn.Parameter],
+        trained: Callable[[], Mapping[str, nn.Parameter]],
         groups: Sequence[Group],
     ) -> Sums:
         """To which the clipped sums of this rank's samples are added.
 
         Args:
             plain: those of one process.
-            trained: parameters by name.
+            trained: gives parameters by name.
             groups: of parameters that are clipped together.
         """
         return plain()
@@ -184,14 +182,14 @@ class World:
         return list(numbers)
 
     def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
     ) -> list[Tensor]:
         """What this rank holds of the sums over all ranks, with noise. The totals are used up.
 
         Args:
             totals: the sums, or this rank's parts of them.
             add_noise: is called once.
-            trained: the parameters that they belong to.
+            names: of the parameters that they belong to.
         """
         return add_noise(totals)
 
@@ -336,7 +334,7 @@ class Replicas(World):
         return total
 
     def noisy(
-        self, totals: Sequence[Tensor], add_noise: AddNoise, trained: Sequence[Tensor] = ()
+        self, totals: Sequence[Tensor], add_noise: AddNoise, names: Sequence[str] = ()
     ) -> list[Tensor]:
         """By type and device, all sums one after the other, of which each rank owns a part.
 
@@ -364,8 +362,9 @@ class Replicas(World):
 
     def _reduce(self, totals: Sequence[Tensor]) -> Tensor:
         """This rank's part of the sums over all ranks."""
-        flat = torch.cat([total.reshape(-1) for total in totals])
-        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % self._copies))
+        missing = -sum(total.numel() for total in totals) % self._copies
+        parts = [total.reshape(-1) for total in totals]
+        flat = torch.cat([*parts, parts[0].new_zeros(missing)] if missing else parts)
         own = flat.new_empty(flat.numel() // self._copies)
         dist.reduce_scatter_single(own, flat, group=self._owners)
         return own

@@ -13,7 +13,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Subset
 
-from quietgrad._checks import require_callable, require_delta, wrong_type
+from quietgrad._checks import require_callable, require_count, require_delta, wrong_type
 from quietgrad._format import describe_options
 from quietgrad._version import versions_here
 from quietgrad.accounting import accountants, events
@@ -48,6 +48,18 @@ def check_delta(delta: float, size: int) -> float:
             stacklevel=_CALLER - 1,
         )
     return delta
+
+
+def check_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int | None:
+    """The number of planned steps; None without a plan."""
+    if epochs is not None and steps is not None:
+        raise ValueError(
+            f"epochs={epochs!r} and steps={steps!r}: expected one of them, each says how long"
+            " training is planned to be"
+        )
+    if steps is not None:
+        return require_count("steps", steps, at_least=1)
+    return None if epochs is None else require_count("epochs", epochs, at_least=1) * steps_per_epoch
 
 
 def check_accountant(name: str) -> str:

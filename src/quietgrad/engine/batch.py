@@ -7,7 +7,7 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,18 +157,13 @@ class ViolationLatch:
 
     def __init__(self) -> None:
         self._first: str | None = None
+        self._watch = _ViolationWatch(self)
         self.on_violation: Callable[[], None] = lambda: None
         self.tell: Callable[[BaseException], None] = lambda error: None
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """What is raised in here may be a violation."""
-        try:
-            yield
-        except VIOLATIONS as error:
-            self.note(error)
-            self.on_violation()
-            raise
+        return self._watch
 
     def note(self, error: BaseException) -> None:
         """Remember an error, if it is a violation."""
@@ -184,6 +179,26 @@ class ViolationLatch:
                 "Fix the model or the loss, call engine.detach(), and attach a new engine with "
                 f"ledger= this one's, so that both count. What was found first: {self._first}"
             )
+
+
+class _ViolationWatch:
+    """Tells a latch of the violations that leave it; one for all, because there are many."""
+
+    def __init__(self, latch: ViolationLatch) -> None:
+        self._latch = latch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, VIOLATIONS):
+            self._latch.note(error)
+            self._latch.on_violation()
 
 
 class BatchAccumulator:
@@ -382,6 +397,30 @@ class BatchAccumulator:
             )
 
 
+class LogicalBatches(Iterator[Iterator[Any]]):
+    """The logical batches of a pass; `len` is how many there are, at most.
+
+    A pass that is finished after a checkpoint has fewer, and so has one in which the plan ends. A
+    sampler of one's own may end earlier.
+
+    Args:
+        batches: in order.
+        count: how many.
+    """
+
+    def __init__(self, batches: Iterator[Iterator[Any]], count: int) -> None:
+        self._batches, self._count = batches, count
+
+    def __iter__(self) -> Iterator[Iterator[Any]]:
+        return self._batches
+
+    def __next__(self) -> Iterator[Any]:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return self._count
+
+
 class BatchIterator:
     """Goes through the data, batch by batch.
 
@@ -406,8 +445,13 @@ class BatchIterator:
         self._state, self._accumulator, self._capture = state, accumulator, capture
         self._schedule, self._require_usable = schedule, require_usable
 
-    def epoch(self) -> Iterator[Iterator[Any]]:
+    def epoch(self) -> LogicalBatches:
         """The batches of a pass, or of what is left of one."""
+        room = self._state.budget.steps_left
+        left = self._state.loader.left
+        return LogicalBatches(self._walk(), left if room is None else min(left, room))
+
+    def _walk(self) -> Iterator[Iterator[Any]]:
         state = self._state
         begun_at, generation = state.steps_taken, state.generation
         for batch in state.loader:
@@ -425,10 +469,13 @@ class BatchIterator:
     def _has_room(self, batch: LogicalBatch, *, is_first: bool) -> bool:
         """Whether there may be another step.
 
-        Where an interruption lost some, an epoch may end early, so that what was trained can be
-        saved. To begin an epoch without a budget is an error.
+        An epoch ends early with the last of the planned steps; and where an interruption lost some,
+        so that what was trained can be saved. To begin an epoch without a budget is an error.
         """
         budget = self._state.budget
+        if budget.ends_anywhere and budget.steps_left == 0 and not is_first:
+            batch.discard()
+            return False
         try:
             budget.require_room(self._state.steps_taken, pass_number=batch.pass_number)
         except BudgetExhaustedError as error:

@@ -79,6 +79,8 @@ class Budget:
         delta: of the target.
         accountant: of the target.
         planned_steps: how many steps there are to be; None without a plan.
+        ends_anywhere: whether the plan is a number of steps, and may end within a pass.
+        dataset: the name of the data set, by which its steps are recorded; or None.
         epsilon: the target for everything in the ledger and all planned steps; or None.
         noise_multiplier: the noise itself; or None.
         schedule: a public function of the step number; None keeps the noise the same.
@@ -97,15 +99,20 @@ class Budget:
         noise_multiplier: float | None,
         schedule: NoiseSchedule | None,
         source: str,
+        ends_anywhere: bool = False,
+        dataset: str | None = None,
     ) -> None:
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError("pass either epsilon= (a target) or noise_multiplier=, and not both")
         if epsilon is not None and planned_steps is None:
-            raise ValueError("epsilon= needs epochs=: the noise depends on the number of steps")
+            raise ValueError(
+                "epsilon= needs epochs= or steps=: the noise depends on the number of steps"
+            )
         self._ledger = ledger
         self._sampling = sampling
         self._delta, self._accountant = delta, accountant
-        self._planned_steps = planned_steps
+        self._planned_steps, self._ends_anywhere = planned_steps, ends_anywhere
+        self._dataset = dataset
         self._target = None if epsilon is None else require_positive("epsilon", epsilon)
         self._schedule, self._source = schedule, source
         # Asked once for every planned step: a function that answers differently the next time must
@@ -116,6 +123,7 @@ class Budget:
             if noise_multiplier is None
             else require_positive("noise_multiplier", noise_multiplier)
         )
+        self._events: dict[tuple[float, int], GaussianEvent] = {}  # most steps are alike
         self._recorded = 0
         self._ledger_steps = ledger.steps
         self._is_off_plan = False
@@ -124,7 +132,7 @@ class Budget:
         self._noise_in_pass: set[float] = set()
         self._continues_pass = False
         self._times_covered = ledger.times_covered
-        if not ledger.events:
+        if not self._spent_before:
             # Otherwise only when it is needed: a run that is resumed brings its noise along.
             _ = self.noise_multiplier
 
@@ -145,6 +153,18 @@ class Budget:
     def planned_steps(self) -> int | None:
         """How many steps there are to be; None without a plan."""
         return self._planned_steps
+
+    @property
+    def ends_anywhere(self) -> bool:
+        """Whether the plan is a number of steps, and may end within a pass."""
+        return self._ends_anywhere
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many of the planned steps are left; None where nothing ends with them."""
+        if self._planned_steps is None or (self._target is None and not self._ends_anywhere):
+            return None
+        return max(0, self._planned_steps - self._recorded)
 
     @property
     def noise_levels(self) -> list[float] | None:
@@ -173,12 +193,11 @@ class Budget:
             step: its number, from 0.
             pass_number: the pass it belongs to, once that is known.
         """
+        _ = self.noise_multiplier  # a target that is out of reach is refused before any batch
+        if self.steps_left == 0:
+            raise BudgetExhaustedError(self._spent())
         if self._target is None:
             return
-        _ = self.noise_multiplier  # a target that is out of reach is refused before any batch
-        assert self._planned_steps is not None
-        if self._recorded >= self._planned_steps:
-            raise BudgetExhaustedError(self._spent())
         # Counting one's own steps is enough, unless others record in the same ledger, a pass that
         # was broken off is begun again, or steps of a schedule are repeated.
         self._is_off_plan |= self._ledger.steps != self._ledger_steps
@@ -284,7 +303,17 @@ class Budget:
         # noise that occurs in it.
         known = pass_number == self._pass_number and sigma in self._noise_in_pass
         begins = isinstance(self._sampling, Passes) and not known
-        return GaussianEvent(sigma, self._sampling, 1, passes=int(begins), noise=self._source)
+        key = sigma, int(begins)
+        if key not in self._events:
+            self._events[key] = GaussianEvent(
+                sigma,
+                self._sampling,
+                1,
+                passes=int(begins),
+                noise=self._source,
+                dataset=self._dataset,
+            )
+        return self._events[key]
 
     def _factor(self, step: int) -> float:
         return self._factors[step] if step < len(self._factors) else self._asked(step)
@@ -297,7 +326,7 @@ class Budget:
     def _calibrated(self) -> float:
         assert self._planned_steps is not None
         assert self._target is not None
-        if self._ledger.events:
+        if self._spent_before:
             self._warn_of_what_was_spent()
         return accounting.calibrate_plan(
             lambda sigma: planned(self._factors, self._sampling, sigma),
@@ -305,13 +334,22 @@ class Budget:
             delta=self._delta,
             accountant=self._accountant,
             adjacency=self._ledger.adjacency,
-            spent=self._ledger.events,
+            spent=self._spent_before,
         )
 
+    @property
+    def _spent_before(self) -> tuple[GaussianEvent, ...]:
+        """Everything in the ledger that concerns the data set."""
+        return self._ledger.concerning(self._dataset)
+
     def _warn_of_what_was_spent(self) -> None:
-        spent = self._ledger.epsilon(self._delta, accountant=self._accountant)
+        before = self._spent_before
+        spent = accounting.profile(
+            before, accountant=self._accountant, adjacency=self._ledger.adjacency
+        ).epsilon(self._delta)
+        steps = sum(event.steps for event in before)
         warnings.warn(
-            f"the ledger holds {self._ledger.steps} steps already, which count (earlier training, "
+            f"the ledger holds {steps} steps already, which count (earlier training, "
             f"statistics of the same data): they spend epsilon={spent:.4g} of the target "
             f"{self._target:g}, and the noise is calibrated for what is left. If they are steps of "
             "this very run, load its saved state first.",
@@ -320,16 +358,24 @@ class Budget:
 
     def _spent(self) -> str:
         if self._lost:
+            target = self._target
+            within = "" if target is None else f", so that epsilon stays within {target:g}"
             return (
                 f"the budget is spent: of {self._planned_steps} planned steps, {self._lost} "
                 f"{'was' if self._lost == 1 else 'were'} recorded and then lost to an "
                 "interruption, or taken back by loading an earlier state. What was recorded "
-                f"counts, so that epsilon stays within {self._target:g}."
+                f"counts{within}."
+            )
+        if self._target is None:
+            return (
+                f"all {self._planned_steps} planned steps were taken. Plan for more with a larger "
+                "steps=, and train while engine.has_budget."
             )
         return (
             f"all {self._planned_steps} planned steps were taken: another would spend more than "
-            f"the target epsilon={self._target:g}. Plan for more with a larger epochs=, or pass "
-            "noise_multiplier= to train without a target."
+            f"the target epsilon={self._target:g}. Plan for more with a larger "
+            f"{'steps' if self._ends_anywhere else 'epochs'}=, or pass noise_multiplier= to train "
+            "without a target."
         )
 
     def _look_ahead(self, *, is_as_planned: bool) -> None:
@@ -358,7 +404,7 @@ class Budget:
     def _spent_with(self, *events: GaussianEvent) -> float:
         """What everything in the ledger and this would spend."""
         whole = accounting.profile(
-            (*self._ledger.events, *events),
+            (*self._spent_before, *events),
             accountant=self._accountant,
             adjacency=self._ledger.adjacency,
         )

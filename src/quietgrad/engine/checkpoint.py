@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _FORMAT = 2
 _FIELDS: dict[str, Any] = {
     "settings": Mapping,
-    "model": Mapping,
-    "optimizer": Mapping,
+    "model": Mapping | None,
+    "optimizer": Mapping | None,
     "position": Mapping,
     "budget": Mapping,
     "ledger": Mapping,
@@ -167,6 +167,19 @@ def _copy_to_host(state: Any) -> Any:
     return copy.deepcopy(state, moved)  # which takes these for copies that it made before
 
 
+def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
+    """Of a sharded model, gathered on the CPU by all ranks together; None of one that is whole.
+
+    Weights that are tied have one name.
+    """
+    held = dict(model.named_parameters())
+    if not any(map(is_distributed_tensor, held.values())):
+        return None
+    kept = {*held, *dict(model.named_buffers())}
+    found = {name: value for name, value in model.state_dict().items() if name in kept}
+    return {name: whole_of(value.detach()).cpu().contiguous() for name, value in found.items()}
+
+
 def read_state(path: str | Path) -> dict[str, Any]:
     """The state in a file, on the CPU. Only plain data is read from it, never code.
 
@@ -270,18 +283,19 @@ class TrainingState:
         self.steps_taken += 1
         return self.steps_taken - 1
 
-    def state_dict(self, *, is_copied: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, is_copied: bool = True, has_weights: bool = True) -> dict[str, Any]:
         """A copy of everything, as plain data and tensors on the CPU.
 
-        If it is not copied, the tensors are the model's and the optimizer's own.
+        If it is not copied, the tensors are the model's and the optimizer's own. They may be left
+        out.
         """
         copied = _copy_to_host if is_copied else dict
         return _stamp(
             {
                 "settings": dict(self.settings),
                 # Copies: weights that go on changing would run ahead of the ledger beside them.
-                "model": copied(self.model.state_dict()),
-                "optimizer": copied(self.optimizer.state_dict()),
+                "model": copied(self.model.state_dict()) if has_weights else None,
+                "optimizer": copied(self.optimizer.state_dict()) if has_weights else None,
                 "position": self.loader.bookmark(self._last_batch),
                 "budget": self.budget.state_dict(),
                 "ledger": self.ledger.to_dict(),
@@ -316,9 +330,10 @@ class TrainingState:
             self.budget.load_state_dict(
                 state["budget"], lost=lost, same_history=same_history, same_pass=same_pass
             )
-            state = spread(state)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            if state["model"] is not None:
+                state = spread(state)
+                self.model.load_state_dict(state["model"])
+                self.optimizer.load_state_dict(state["optimizer"])
             self.radii.load(state["radii"])
             if self.momentum is not None:
                 self.momentum.load_state_dict(state["momentum"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from quietgrad import clipping as clippings
-from quietgrad._checks import require_count
-from quietgrad.accounting.events import Adjacency
+from quietgrad.accounting.events import Adjacency, require_dataset
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.capture.compiled import original, refuse_compiled_caller
 from quietgrad.capture.refusals import refuse_distributed
@@ -31,6 +30,7 @@ from quietgrad.engine.arguments import (
     check_backend,
     check_delta,
     check_functions,
+    check_length,
     check_loss_scale,
     check_momentum,
     check_optimizer,
@@ -43,7 +43,13 @@ from quietgrad.engine.arguments import (
     open_common_ledger,
     require_accountable,
 )
-from quietgrad.engine.batch import BatchAccumulator, BatchIterator, ExclusiveCall, ViolationLatch
+from quietgrad.engine.batch import (
+    BatchAccumulator,
+    BatchIterator,
+    ExclusiveCall,
+    LogicalBatches,
+    ViolationLatch,
+)
 from quietgrad.engine.budget import Budget, NoiseSchedule
 from quietgrad.engine.checkpoint import TrainingState, load_state, save_state
 from quietgrad.engine.parts import read_parts, save_parts, spread
@@ -97,6 +103,8 @@ class PrivacyEngine:
         dataset: A map-style data set; one element is the unit of privacy.
         batch_size: Expected number of samples per step; also the constant the sum is divided by.
         epochs: Number of passes planned; with ``epsilon`` it fixes how many steps there can be.
+        steps: Number of steps planned, instead of passes. The last pass ends with the last of them;
+            train ``while engine.has_budget``.
         epsilon: Target for all planned steps and for what is in ``ledger`` already; the noise is
             calibrated to stay within it.
         noise_multiplier: The noise itself, instead of a target.
@@ -106,6 +114,8 @@ class PrivacyEngine:
         ledger: Where releases are recorded: a new one in memory if None; a path, for a file in
             which every step is on disk before it is released; or a ``Ledger``, to go on with what
             other engines recorded about the same data.
+        data_name: Names ``dataset`` in a ledger that several data sets share. Those that the ledger
+            is told are disjoint (``ledger.declare_disjoint``) spend their epsilons side by side.
         sampling: How batches are drawn: ``"poisson"``, ``"poisson:320"`` (cut to 320 samples),
             ``"shuffled"``, ``"full-batch"``, or an object of ``quietgrad.sampling``.
         adjacency: Which data sets are neighbours: ``"add-remove-one"`` unless the ledger says
@@ -161,10 +171,12 @@ class PrivacyEngine:
         batch_size: int,
         delta: float,
         epochs: int | None = None,
+        steps: int | None = None,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         noise_schedule: NoiseSchedule | None = None,
         ledger: Ledger | str | Path | None = None,
+        data_name: str | None = None,
         sampling: str | Sampler = "poisson",
         adjacency: Adjacency | None = None,
         accountant: str = "pld",
@@ -238,7 +250,10 @@ class PrivacyEngine:
             most=world.most,
             fill=list if stages is None else stages.fill,
         )
-        planned = None if epochs is None else require_count("epochs", epochs, at_least=1)
+        planned = check_length(epochs, steps, draws.length)
+        self._data_name = data_name
+        if data_name is not None:
+            require_dataset("data_name", data_name)
         self._ledger = open_common_ledger(world, ledger, adjacency, draws.accounting)
         require_accountable(accountant, draws.accounting, self._ledger.adjacency)
         self._budget = Budget(
@@ -246,7 +261,9 @@ class PrivacyEngine:
             draws.accounting,
             delta=self._delta,
             accountant=accountant,
-            planned_steps=None if planned is None else planned * draws.length,
+            planned_steps=planned,
+            ends_anywhere=steps is not None,
+            dataset=data_name,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
             schedule=noise_schedule,
@@ -260,6 +277,8 @@ class PrivacyEngine:
             clipping=self._clipping,
             groups=self._radii.everywhere,
             epochs=epochs,
+            steps=None if steps is None else int(steps),
+            data_name=data_name,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
             noise=noise,
@@ -299,11 +318,12 @@ class PrivacyEngine:
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
         self._batch = BatchAccumulator(
-            self._radii.limits, lambda: world.new_sums(Sums, self._trained(), self.groups)
+            self._radii.limits, lambda: world.new_sums(Sums, self._trained, self.groups)
         )
         self._capture = Capture(
             model, when=lambda: model.training, world=world, backend=check_backend(compile)
         )
+        self._placed = self._capture.parameters.tree.look()  # when it was last judged
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         parts = self._state, self._batch, self._capture, schedule
@@ -339,10 +359,11 @@ class PrivacyEngine:
 
     # -- the three verbs -----------------------------------------------------------------------
 
-    def batches(self) -> Iterator[Iterator[Any]]:
+    def batches(self) -> LogicalBatches:
         """One epoch of logical batches; iterate each for its physical micro-batches.
 
-        A batch may be empty: it has no micro-batches, and its step still adds noise.
+        A batch may be empty: it has no micro-batches, and its step still adds noise. ``len`` of
+        what is returned is the number of batches.
         """
         self._require_usable()
         self._world.rest()
@@ -364,7 +385,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             if self._runner is not None:
                 raise EngineStateError(
                     "backward() in a pipeline: call engine.run(x, target=y), on all ranks, which "
@@ -404,7 +425,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             runner = self._require_runner()
             with self._batch.adding() as size:
                 self._batch.sums.is_torn = True  # a run that is cut short is not taken up again
@@ -429,7 +450,7 @@ class PrivacyEngine:
         """
         refuse_compiled_caller()
         with self._exclusive:
-            self._require_usable()
+            self._require_ready()
             self._world.call = "step()"
             self._release_batch(self._batch.require_complete())
 
@@ -483,15 +504,19 @@ class PrivacyEngine:
             state = load_state(place, self._world)
         self.load_state_dict(state)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
         """Everything needed to go on later: weights, optimizer, place in the data, ledger.
 
         Neither the noise's keys nor Poisson sampling's are in it. Schedulers are yours to save.
         Unlike a module's ``state_dict`` it is a copy, on the CPU, which training does not change.
         ``torch.save`` it, and load it with ``torch.load(..., weights_only=True)``.
+
+        Args:
+            weights: False leaves out the states of the model and of the optimizer, for those who
+                save them beside it. They must be loaded before this state is.
         """
         self._require_savable()
-        return self._state.state_dict()
+        return self._state.state_dict(has_weights=weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in an engine made with the same arguments.
@@ -592,7 +617,7 @@ class PrivacyEngine:
 
     @property
     def planned_steps(self) -> int | None:
-        """Number of steps the noise was planned for; None if ``epochs`` was not given."""
+        """Number of steps planned; None if neither ``epochs`` nor ``steps`` was given."""
         return self._budget.planned_steps
 
     @property
@@ -606,9 +631,12 @@ class PrivacyEngine:
         return self._batch.nonfinite_samples
 
     def epsilon(self, delta: float | None = None) -> float:
-        """What all steps so far have spent: an upper bound, 0 before the first step."""
+        """What all steps so far have spent: an upper bound, 0 before the first step.
+
+        It is what a record of ``dataset`` spends, where the ledger has disjoint data sets.
+        """
         at = self.delta if delta is None else delta
-        return self._ledger.epsilon(at, accountant=self._accountant)
+        return self._ledger.epsilon(at, accountant=self._accountant, dataset=self._data_name)
 
     def settings(self) -> dict[str, Any]:
         """What only the engine knows of a run, as plain data that JSON holds.
@@ -631,25 +659,84 @@ class PrivacyEngine:
         audit: AuditFindings | None = None,
         metrics: Iterable[Mapping[str, Any]] = (),
         title: str | None = None,
+        unit: str | None = None,
         data: str | None = None,
+        owner: str | None = None,
+        contact: str | None = None,
+        purpose: str | None = None,
     ) -> Statement:
         """The privacy report so far: what is promised, to whom, and what is not covered.
+
+        What you state in words is marked as stated by the user, because no evidence confirms it.
 
         Args:
             path: writes it there, as one HTML file that needs nothing else.
             audit: what an audit of such training found: its result, or its JSON object.
             metrics: one mapping per epoch, with "epoch" and for example "test_accuracy" and
                 "epsilon". They are shown as they are: pass none that was read from training data.
-            title: what was trained, in your words. None for the name of the model's class.
-            data: the training data, in your words. The report marks title and data as stated by
-                the user, because no evidence confirms them.
+            title: what was trained. None for the name of the model's class.
+            unit: what one record is, such as "one admission to hospital".
+            data: the training data.
+            owner: who answers for the claim.
+            contact: how to reach them.
+            purpose: what the model is for.
         """
         report = import_module("quietgrad.report")  # by name: the engine does not depend on it
         statement: Statement = report.statement_of_engine(
-            self._ledger, self.settings(), audit=audit, metrics=metrics, title=title, data=data
+            self._ledger,
+            self.settings(),
+            audit=audit,
+            metrics=metrics,
+            title=title,
+            unit=unit,
+            data=data,
+            owner=owner,
+            contact=contact,
+            purpose=purpose,
         )
         if path is not None and self._world.is_leader:
             report.write(statement, path)
+        return statement
+
+    def save_run(
+        self,
+        folder: str | Path,
+        *,
+        weights: bool = True,
+        audit: AuditFindings | None = None,
+        metrics: Iterable[Mapping[str, Any]] | None = None,
+        **stated: str | None,
+    ) -> Statement:
+        """Keep the run in a folder as `quietgrad train` does, with its report in ``report.html``.
+
+        Call it at the end of training, or after each epoch: it replaces what it wrote before. The
+        folder has what ``quietgrad report`` and ``quietgrad verify`` need: a copy of the ledger
+        (or the ledger itself, if ``ledger=`` is ``ledger.jsonl`` in it), settings, weights, result
+        and what you state.
+
+        Args:
+            folder: is made if it is not there; it holds one run.
+            weights: whether the weights are written, to ``model.safetensors``.
+            audit: as for :meth:`report`.
+            metrics: as for :meth:`report`, for all epochs so far; None keeps what is there.
+            stated: ``title``, ``unit``, ``data``, ``owner``, ``contact`` and ``purpose``, as for
+                :meth:`report`; what is left out stays as it was stated before.
+
+        Returns:
+            The statement. Note its ``head`` elsewhere: ``quietgrad verify --head`` compares it.
+        """
+        self._require_savable()
+        own_loop = import_module("quietgrad.runs.own_loop")  # by name, likewise
+        statement: Statement = own_loop.save_run(
+            self,
+            self._model,
+            Path(folder),
+            weights=weights,
+            is_split=self._world.has_collectives or bool(self._world.part_name),
+            audit=audit,
+            metrics=metrics,
+            stated=stated,
+        )
         return statement
 
     def __repr__(self) -> str:
@@ -702,6 +789,10 @@ class PrivacyEngine:
 
     def _require_usable(self) -> None:
         refuse_compiled_caller()
+        self._require_ready()
+
+    def _require_ready(self) -> None:
+        """The same where the caller is known to be no compiled code."""
         self._update.revoke_step()
         refuse_distributed(ranks=self._world.size)  # a process group may come later, or end
         self._require_attached()
@@ -717,8 +808,10 @@ class PrivacyEngine:
 
     def _require_in_place(self) -> None:
         """Refuse a model that was wrapped or sharded after the engine was made."""
-        is_sharded = self._world.has_collectives
-        refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+        if self._placed != (now := self._capture.parameters.tree.look()):
+            is_sharded = self._world.has_collectives
+            refuse_distributed(self._model, ranks=self._world.size, is_sharded=is_sharded)
+            self._placed = now
 
     def _require_attached(self) -> None:
         if not self._attached:
@@ -733,8 +826,7 @@ class PrivacyEngine:
         ):
             self._budget.require_room(self.steps_taken, pass_number=batch.pass_number)
             with self._violations.watched():
-                trained = self._capture.check_trainable_set()
-                self._capture.require_unwritten()
+                trained = self._capture.require_intact()
                 self._update.require_same_parameters(trained)
                 if not self._world.has_collectives:
                     self._check_sums(batch.size)

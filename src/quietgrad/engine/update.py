@@ -81,7 +81,8 @@ def check_sums(
     squares: list[float] = [sum(next(norms) ** 2 for _ in totals) for totals in present]
     *squares, count = world.add_parts([*squares, samples])
     for group, totals, square in zip(groups, present, squares, strict=True):
-        rounding = _ROUNDING + 16 * max((torch.finfo(t.dtype).eps for t in totals), default=0.0)
+        types = {total.dtype for total in totals}
+        rounding = _ROUNDING + 16 * max((torch.finfo(each).eps for each in types), default=0.0)
         norm = square**0.5
         bound = count * clipping.bound(group.radius)
         if not norm <= bound * (1 + rounding):  # also if it is no number
@@ -173,13 +174,16 @@ class Radii:
         self.groups, self._clipping = tuple(groups), clipping
         self._elsewhere = None if everywhere is None else tuple(everywhere)
         self._adaptive, self._batch_size = adaptive, batch_size
+        self._sensitivity: float | None = None  # of these radii, once it was asked for
         if adaptive is not None:
             adaptive.require_decisive(clipping)
 
     @property
     def sensitivity(self) -> float:
         """How far one sample can move the sum."""
-        return sensitivity(self.everywhere, self._clipping)
+        if self._sensitivity is None:
+            self._sensitivity = sensitivity(self.everywhere, self._clipping)
+        return self._sensitivity
 
     @property
     def everywhere(self) -> tuple[Group, ...]:
@@ -233,11 +237,15 @@ class Radii:
     def load(self, radii: Sequence[float]) -> None:
         """Go on with these radii."""
         pairs = zip(self.groups, radii, strict=True)
+        self._sensitivity = None
         self.groups = tuple(replace(group, radius=radius) for group, radius in pairs)
 
 
 def _like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """In the type and the layout of the parameter: fused optimizers rely on them."""
+    is_alike = gradient.dtype == parameter.dtype and gradient.shape == parameter.shape
+    if is_alike and type(parameter) is nn.Parameter and gradient.stride() == parameter.stride():
+        return gradient  # as most are
     gradient, local = like_parameter(parameter, gradient), local_of(parameter.detach())
     if gradient.dtype != local.dtype or gradient.stride() != local.stride():
         gradient = torch.empty_like(local, requires_grad=False).copy_(gradient)
@@ -315,7 +323,7 @@ class NoisyUpdate:
         def add_noise(parts: Sequence[Tensor]) -> list[Tensor]:
             return self._noise.add(parts, std, divisor)
 
-        return self._world.noisy(totals, add_noise, list(self._trained.values()))
+        return self._world.noisy(totals, add_noise, list(self._trained))
 
     def list_options(self) -> dict[str, object]:
         """What the optimizer does with gradients, by names that people know."""
@@ -337,12 +345,15 @@ class NoisyUpdate:
             self._is_due = True
             self._optimizer.step()
         finally:
-            self.clear()
+            self._clear(self._trained)
 
     def clear(self) -> None:
         """Leave no gradient behind, and no leave to apply one that an interrupt may have left."""
+        self._clear(self._parameters)
+
+    def _clear(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._is_due = False
-        for parameter in self._parameters.values():
+        for parameter in parameters.values():
             parameter.grad = None
 
     def revoke_step(self) -> None:

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, wraps
+from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 # Errors of a sum, in units of epsilon times the magnitude of its parts; and the share of that
 # magnitude below which a norm is small enough for them to matter.
 _ROUNDING_ERRORS, _SMALL = 4.0, 0.03
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,19 @@ def without_autocast() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def ignoring_autocast(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """A function that runs :func:`without_autocast`; mostly there is none to leave."""
+
+    @wraps(function)
+    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Made:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        with without_autocast():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @cache
@@ -200,17 +217,25 @@ class RawNorms(NamedTuple):
     @property
     def kind(self) -> Hashable:
         """Equal for those whose norms can be computed together."""
-        return self.stacked, self.stacked.kind_of(self)
+        return self.places[0]
+
+    @property
+    def places(self) -> tuple[Hashable, Hashable]:
+        """:attr:`kind` and :attr:`run`."""
+        sizes = self.sizes
+        run = type(self.factor), sizes, None if self.joined is None else id(self.factor)
+        return (self.stacked, self.stacked.kind_of(self, sizes)), run
 
     @property
     def sizes(self) -> Hashable:
         """Equal for those whose tensors can be stacked."""
-        return self.are_parts, *((self.shape_of(t), t.dtype, t.device) for t in self.tensors)
+        first = 0 if self.joined is None else 1
+        return self.are_parts, *[(t.shape[first:], t.dtype, t.device) for t in self.tensors]
 
     @property
     def run(self) -> Hashable:
         """Equal for those that come one after the other among those of a kind."""
-        return type(self.factor), self.sizes, None if self.joined is None else id(self.factor)
+        return self.places[1]
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
         """That of one parameter's, whether they are joined or not."""
@@ -219,7 +244,7 @@ class RawNorms(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of the tensors: they are held until norms are made of them, or copied then."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum([*map(_nbytes, self.tensors)])
 
     def compute(self) -> Tensor:
         """Of this factor alone, ``[B]``, corrected."""
@@ -256,9 +281,9 @@ class StackedNorms(ABC):
         return self.factors[place].select(slice(first, first + 1))
 
     @staticmethod
-    def kind_of(raw: RawNorms) -> Hashable:
-        """Equal for those that can be given to one of these together."""
-        return raw.sizes
+    def kind_of(raw: RawNorms, sizes: Hashable) -> Hashable:
+        """Equal for those that can be given to one of these together; ``sizes`` are its own."""
+        return sizes
 
     def _join(self, found: Sequence[RawNorms]) -> tuple[Tensor, ...]:
         """The tensors of all, which come in runs."""
@@ -311,8 +336,7 @@ class Factor(ABC):
 
     def held_bytes(self) -> int:
         """The size of those tensors."""
-        tensors = (tensor for stamp in self.stamps() for tensor in stamp.tensors)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum([tensor.nbytes for stamp in self.stamps() for tensor in stamp.tensors])
 
     def seal(self) -> None:
         """From here on also find writes that torch does not count; costs a pass."""
@@ -411,7 +435,7 @@ class Stamp:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self.tensors, self._versions = tensors, [*map(version_of, tensors)]
+        self.tensors, self._versions = tensors, versions_of(tensors)
         self._contents: list[Tensor] | Tensor | None = None
 
     def seal(self) -> None:
@@ -420,7 +444,7 @@ class Stamp:
 
     def differs(self) -> Verdict:
         """Whether one of them has been written to by now."""
-        if self._versions != [*map(version_of, self.tensors)]:
+        if self._versions != versions_of(self.tensors):
             return True
         return self._contents is not None and any_of(self.compare_contents())
 
@@ -447,11 +471,12 @@ class Stamp:
         return torch.stack(sums).view(2, -1).T
 
 
+_nbytes = attrgetter("nbytes")
 _PLAIN = {torch.float32, torch.float64}  # their sums and norms are of the same type
 
 # Numbers that are held in half precision are multiplied and added up in float32: so many of them
 # are widened at a time, for as long as it takes.
-_WIDENED_FLOATS = {"cpu": 1 << 19}
+WIDENED_FLOATS = {"cpu": 1 << 19}
 _WIDENED_FLOATS_ELSEWHERE = 1 << 24
 
 
@@ -463,7 +488,13 @@ class TensorFactor(Factor):
 
     def __init__(self, values: Tensor, *others: Tensor) -> None:
         self._values, self._stamp = values, Stamp(values, *others)
-        self.is_half = any(map(is_half, self._stamp.tensors))
+        self.is_half = not _HALF.isdisjoint([t.dtype for t in self._stamp.tensors])
+        self._bytes: int | None = None
+
+    def held_bytes(self) -> int:
+        if self._bytes is None:  # asked several times, or never
+            self._bytes = sum([tensor.nbytes for tensor in self._stamp.tensors])
+        return self._bytes
 
     def stamps(self) -> Iterable[Stamp]:
         return (self._stamp,)
@@ -491,7 +522,7 @@ class TensorFactor(Factor):
         if not self.is_half:
             yield slice(None), self
             return
-        most = _WIDENED_FLOATS.get(self.device.type, _WIDENED_FLOATS_ELSEWHERE)
+        most = WIDENED_FLOATS.get(self.device.type, _WIDENED_FLOATS_ELSEWHERE)
         held = sum(tensor.numel() for tensor in self._stamp.tensors)
         at_once = max(1, self.batch * most // max(1, held))
         for start in range(0, max(1, self.batch), at_once):
@@ -573,10 +604,22 @@ def version_of(tensor: Tensor) -> int:
         return 0
 
 
+_version = attrgetter("_version")
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """The same of several, asked without a call of Python for each where that will do."""
+    try:
+        return [*map(_version, tensors)]
+    except RuntimeError:
+        return [*map(version_of, tensors)]
+
+
 def writable(total: Tensor) -> Tensor:
     """``total``, or a copy of it if several of its entries share their memory."""
-    shared = any(
-        size > 1 and not stride for size, stride in zip(total.shape, total.stride(), strict=True)
+    strides = total.stride()
+    shared = 0 in strides and any(
+        size > 1 and not stride for size, stride in zip(total.shape, strides, strict=True)
     )
     return total.contiguous() if shared else total
 

@@ -18,7 +18,6 @@ from quietgrad.factors.base import (
     TensorFactor,
     cover_rounding,
     form,
-    is_at_hand,
     is_true,
     of_samples,
     peaks_of,
@@ -37,8 +36,9 @@ _TOLERATED_ERROR = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 
 # Positions are split in at most so many blocks of at least this size, to use the symmetry of a Gram
-# matrix: with more the products are too small to be fast.
-_MOST_BLOCKS, _LEAST_BLOCK = 4, 64
+# matrix: with more the products are too small to be fast. Other devices are better at few large
+# products, and are asked for as few as possible.
+MOST_BLOCKS, _LEAST_BLOCK = {"cpu": 4}, 64
 
 
 class Outer(TensorFactor):
@@ -82,11 +82,14 @@ class Outer(TensorFactor):
             if self.is_small:
                 return RawNorms(self, (self.rows, self.cols), SmallGramNorms, are_parts=True)
             return self._gram_norms()
-        parts = [
-            tuple(vector_norm(side, dim=2) for side in (part.rows, part.cols))
-            for _, part in self.widened()
-        ]
-        return RawNorms(self, _join(parts), LengthNorms)
+        if not self.is_half:
+            return RawNorms(self, self._lengths_of_sides(), LengthNorms)
+        return RawNorms(
+            self, _join([p._lengths_of_sides() for _, p in self.widened()]), LengthNorms
+        )
+
+    def _lengths_of_sides(self) -> tuple[Tensor, ...]:
+        return vector_norm(self.rows, dim=2), vector_norm(self.cols, dim=2)
 
     def joined_norms(self, count: int) -> RawNorms | None:
         sides, each = (self.rows, self.cols), self.batch // count
@@ -107,11 +110,9 @@ class Outer(TensorFactor):
         return self.rows @ self.rows.mT, self.cols @ self.cols.mT
 
     def _squares(self) -> tuple[Tensor, ...]:
-        """Of each block of positions with itself, and twice with those before: Grams are symmetric.
-
-        A device is better at few large products, and is asked for as few as possible.
-        """
-        count = min(_MOST_BLOCKS, self.positions // _LEAST_BLOCK) if is_at_hand(self.rows) else 1
+        """Of each block of positions with itself, and twice with earlier ones (symmetric Grams)."""
+        most = MOST_BLOCKS.get(self.rows.device.type, 1)
+        count = min(most, self.positions // _LEAST_BLOCK)
         size = -(-self.positions // max(1, count))
         squares, sizes = [], []
         for start in range(0, self.positions, size):
@@ -251,7 +252,7 @@ class SmallGramNorms(GramNorms):
     has_sums = True
 
     @staticmethod
-    def kind_of(raw: RawNorms) -> Hashable:
+    def kind_of(raw: RawNorms, sizes: Hashable) -> Hashable:
         tensor = raw.tensors[0]
         return raw.shape_of(tensor)[:2], tensor.dtype, tensor.device
 

@@ -33,11 +33,13 @@ class Routed(TensorFactor):
         return self.add_weighted_sum(weights, self.rows.new_zeros(self.shape, dtype=self.dtype))
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> Tensor:
-        samples, matrices = self._places
-        by_pair = weights[samples]
-        for matrix in matrices.unique().tolist():
-            chosen = (matrices == matrix).nonzero().flatten()
-            total[matrix] += self._pairs.select(chosen).weighted_sum(by_pair[chosen])
+        samples, _ = self._places
+        by_pair, start = weights[samples], 0
+        for matrix, count in enumerate(self._sizes[2:]):
+            if count:
+                own = slice(start, start + count)
+                total[matrix] += self._pairs.select(own).weighted_sum(by_pair[own])
+            start += count
         return total
 
     def materialize(self) -> Tensor:
@@ -73,23 +75,36 @@ class Routed(TensorFactor):
         return values.new_zeros(self.batch).index_add_(0, self._places[0], values)
 
     @cached_property
-    def _keys(self) -> tuple[Tensor, Tensor]:
-        """The pairs that occur, as numbers, and for each position that of its pair, or -1."""
+    def _keys(self) -> Tensor:
+        """Of each position the number of its pair, one matrix after the other; -1 for none."""
         samples = torch.arange(self.batch, device=self.ids.device)[:, None]
-        keys = (samples * self.shape[0] + self.ids).where(self.ids >= 0, -1).flatten()
-        return keys[keys >= 0].unique(), keys
+        return (self.ids * self.batch + samples).where(self.ids >= 0, -1).flatten()
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        """How many positions there are of each pair, and before all how many are of none."""
+        return count_owners(self._keys, self.shape[0] * self.batch)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Positions of no matrix, the most of one pair, and how many pairs each matrix is in."""
+        pairs = self._counts[1:].view(-1, self.batch).ne(0).sum(1)
+        return torch.cat([sizes_of_slots(self._counts), pairs]).tolist()
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Sample and matrix of each pair."""
-        pairs, _ = self._keys
-        return pairs // self.shape[0], pairs % self.shape[0]
+        """Sample and matrix of each pair that occurs, one matrix after the other."""
+        # Not by `nonzero`, which would have to be waited for.
+        pairs = self._counts[1:].ne(0).long().argsort(descending=True, stable=True)
+        pairs = pairs[: sum(self._sizes[2:])]
+        return pairs % self.batch, pairs // self.batch
 
     @cached_property
     def _pairs(self) -> Outer:
         """Each pair as a sample of its own, with zeros where it has fewer positions."""
-        pairs, keys = self._keys
-        slots = list_slots(torch.searchsorted(pairs, keys).where(keys >= 0, -1), len(pairs))
+        numbers = self._counts[1:].ne(0).cumsum(0) - 1
+        owners = numbers[self._keys.clamp_min(0)].where(self._keys >= 0, -1)
+        slots = list_slots(owners, sum(self._sizes[2:]), (self._sizes[0], self._sizes[1]))
         rows, cols = (
             torch.cat([t.flatten(0, 1), t.new_zeros(1, t.shape[2])])[slots]
             for t in (self.rows, self.cols)
@@ -97,16 +112,28 @@ class Routed(TensorFactor):
         return Outer(rows, cols)
 
 
-def list_slots(owners: Tensor, count: int) -> Tensor:
+def count_owners(owners: Tensor, count: int) -> Tensor:
+    """``[1 + count]``: how many rows are nobody's (-1), then how many each of them has."""
+    return owners.new_zeros(1 + count).index_add_(0, owners + 1, torch.ones_like(owners))
+
+
+def sizes_of_slots(counts: Tensor) -> Tensor:
+    """Of what `count_owners` says: how many rows are nobody's, and the most of one owner."""
+    most = counts[1:].max() if len(counts) > 1 else counts.new_zeros(())
+    return torch.stack([counts[0], most])
+
+
+def list_slots(owners: Tensor, count: int, sizes: tuple[int, int] | None = None) -> Tensor:
     """``[count, K]``: the rows of each owner, in order, then a row behind the last that is none's.
 
-    ``owners`` has one entry for each row, -1 if it is nobody's.
+    ``owners`` has one entry for each row, -1 if it is nobody's. ``sizes`` are those of
+    `sizes_of_slots`, if they were read before.
     """
     rows, device = len(owners), owners.device
-    counts = torch.bincount(owners + 1, minlength=count + 1)
-    order = owners.argsort(stable=True)[int(counts[0]) :]
+    counts = count_owners(owners, count)
+    nobodys, most = sizes_of_slots(counts).tolist() if sizes is None else sizes
+    order = owners.argsort(stable=True)[nobodys:]
     counts, ordered = counts[1:], owners[order]
-    most = int(counts.max()) if count else 0
     slots = torch.full((count, max(1, most)), rows, device=device)
     starts = counts.cumsum(0) - counts
     slots[ordered, torch.arange(len(order), device=device) - starts[ordered]] = order

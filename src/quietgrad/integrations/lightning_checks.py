@@ -259,7 +259,7 @@ def check_optimizers(optimizers: list[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Source:
+class LoaderSource:
     """What a training loader says of the data."""
 
     dataset: Dataset[Any]
@@ -269,7 +269,7 @@ class Source:
     pin_memory: bool
 
 
-def read_loader(loader: Any) -> Source:
+def read_loader(loader: Any) -> LoaderSource:
     """What the engine takes over of a loader; samples are drawn by the engine itself.
 
     Raises:
@@ -296,7 +296,7 @@ def read_loader(loader: Any) -> Source:
             "does in the data set."
         )
     has_own = loader.collate_fn is not default_collate
-    return Source(
+    return LoaderSource(
         loader.dataset,
         loader.batch_size,
         loader.collate_fn if has_own else None,

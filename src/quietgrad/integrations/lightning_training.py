@@ -26,7 +26,7 @@ from quietgrad.errors import (
 )
 from quietgrad.integrations.lightning_checks import (
     EPSILON,
-    Source,
+    LoaderSource,
     check_logged,
     check_optimizers,
     check_trainer,
@@ -135,7 +135,7 @@ class PrivateTraining(Ranks):
             **options,
         }
         self._engine: PrivacyEngine | None = None
-        self._source: Source | None = None
+        self._source: LoaderSource | None = None
         self._batches: Iterator[Any] | None = None
         self._logging: Any = None
 
@@ -166,7 +166,7 @@ class PrivateTraining(Ranks):
         finally:
             self._is_beginning = False
 
-    def _begin(self, trainer: Any, source: Source | None) -> None:
+    def _begin(self, trainer: Any, source: LoaderSource | None) -> None:
         if source is None:
             return  # the Trainer asks for no batches
         optimizer = check_optimizers(self.optimizers)
@@ -186,11 +186,11 @@ class PrivateTraining(Ranks):
         self._source = source = read_loader(loader)
         return StepLoader(self, self._steps_per_pass(source))
 
-    def _steps_per_pass(self, source: Source) -> int:
+    def _steps_per_pass(self, source: LoaderSource) -> int:
         sampler = resolve(self._options.get("sampling", "poisson"))
         return sampler.bind(len(source.dataset), source.batch_size).length  # type: ignore[arg-type]
 
-    def _make_engine(self, trainer: Any, source: Source, optimizer: Any) -> PrivacyEngine:
+    def _make_engine(self, trainer: Any, source: LoaderSource, optimizer: Any) -> PrivacyEngine:
         options = dict(self._options)
         if self._engine is not None:  # of a fit before: both count
             self._engine.detach()

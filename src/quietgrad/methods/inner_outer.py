@@ -18,7 +18,7 @@ from quietgrad._checks import require_choice, require_count, require_rate
 from quietgrad.capture.compare import is_close, is_equal
 from quietgrad.capture.draws import RandomState
 from quietgrad.errors import ChangedGradientError, LossError, SampleMixingError
-from quietgrad.factors.base import Factor, any_of, real_parts
+from quietgrad.factors.base import Factor, Verdict, all_of, any_of, real_parts
 from quietgrad.factors.combined import combine
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class Momentum:
             with self.at(weights):
                 capture.backward(closure(), merger, scale=weight)
         present = closure()
-        _require_repeated(expected, present)
+        closure.require_repeated(expected, present)
+        closure.conclude()
         merger.is_last = True
         capture.backward(present, merger, scale=self.present_weight())
         merger.finish()
@@ -239,6 +240,7 @@ class _FactorMerger:
     def __init__(self, sink: Sink) -> None:
         self.is_last = False
         self._earlier: dict[str, list[Factor]] = {}
+        self._are_changed: list[tuple[str, Verdict]] = []
         self._sink = sink
 
     def parameter_done(self, name: str, factor: Factor) -> None:
@@ -251,10 +253,14 @@ class _FactorMerger:
         """Hand on parameters that were used at past weights only."""
         for name in list(self._earlier):
             self._sink.parameter_done(name, combine(self._unchanged(name)))
+        for name, is_changed in self._are_changed:  # on a device all verdicts are read here
+            if is_changed:
+                raise ChangedGradientError(name)
 
     def _unchanged(self, name: str) -> list[Factor]:
         factors = self._earlier.pop(name, [])
-        if any_of([factor.changed() for factor in factors]):
+        self._are_changed.append((name, any_of([factor.changed() for factor in factors])))
+        if self._are_changed[-1][1] is True:
             raise ChangedGradientError(name)
         return factors
 
@@ -271,25 +277,41 @@ class _RepeatedLosses:
     def __init__(self, closure: Callable[[], Tensor], capture: Capture, draws: RandomState) -> None:
         self._closure, self._capture, self._draws = closure, capture, draws
         self._first: list[Tensor] | None = None
+        self._verdicts: list[tuple[Verdict, Callable[[], SampleMixingError]]] = []
 
     def __call__(self) -> Tensor:
         expected = self.rehearse() if self._first is None else None
         self._draws.restore()
         losses = self._closure()
-        _require_repeated(expected, losses)
+        self.require_repeated(expected, losses)
         inputs = self._capture.arguments()
         if self._first is None:
             # Copies: the function may write to its own tensors.
             self._first = [tensor.detach().clone() for tensor in inputs]
-        elif len(inputs) != len(self._first) or not all(map(is_equal, inputs, self._first)):
-            raise SampleMixingError(
-                "the function passed to backward() called the model with other inputs at past "
-                "weights than at the others: samples that change places are not clipped as one. "
-                "Draw them before, outside of the function (random views are repeated by "
-                "themselves if they are drawn by torch's own generator: BatchClipping without "
-                "seed=)."
-            )
+        else:
+            are_as_many = len(inputs) == len(self._first)
+            are_same = are_as_many and all_of(map(is_equal, inputs, self._first))
+            self._require(are_same, _other_inputs_refusal)
         return losses
+
+    def require_repeated(self, expected: Tensor | None, losses: Tensor) -> None:
+        """Refuse losses that are not those of a rehearsal at the same weights, if there was one."""
+        if expected is not None:
+            slack = torch.finfo(expected.dtype).eps ** 0.5  # what is captured may run on others
+            is_same = is_close(expected, losses.detach(), slack, slack)
+            self._require(is_same, _other_losses_refusal)
+
+    def _require(self, verdict: Verdict, refusal: Callable[[], SampleMixingError]) -> None:
+        """At once, or in :meth:`conclude`."""
+        if verdict is False:
+            raise refusal()
+        self._verdicts.append((verdict, refusal))
+
+    def conclude(self) -> None:
+        """Refuse what was not the same, before anything of it counts."""
+        for verdict, refusal in self._verdicts:
+            if not verdict:
+                raise refusal()
 
     def rehearse(self) -> Tensor | None:
         """The losses at the weights of now, without a trace; None where nothing is verified."""
@@ -300,14 +322,20 @@ class _RepeatedLosses:
             return self._closure().detach().clone()
 
 
-def _require_repeated(expected: Tensor | None, losses: Tensor) -> None:
-    if expected is None:
-        return
-    slack = torch.finfo(expected.dtype).eps ** 0.5  # what is captured may run on other kernels
-    if not is_close(expected, losses.detach(), slack, slack):
-        raise SampleMixingError(
-            "the function passed to backward() gave other losses when it was called again at "
-            "the same weights: samples or labels that change places are not clipped as one. "
-            "Draw them before, outside of the function, and let random layers draw by torch's "
-            "own generator (BatchClipping without seed=)."
-        )
+def _other_inputs_refusal() -> SampleMixingError:
+    return SampleMixingError(
+        "the function passed to backward() called the model with other inputs at past "
+        "weights than at the others: samples that change places are not clipped as one. "
+        "Draw them before, outside of the function (random views are repeated by "
+        "themselves if they are drawn by torch's own generator: BatchClipping without "
+        "seed=)."
+    )
+
+
+def _other_losses_refusal() -> SampleMixingError:
+    return SampleMixingError(
+        "the function passed to backward() gave other losses when it was called again at "
+        "the same weights: samples or labels that change places are not clipped as one. "
+        "Draw them before, outside of the function, and let random layers draw by torch's "
+        "own generator (BatchClipping without seed=)."
+    )

@@ -161,6 +161,10 @@ class Profile:
         """[n], at most alive in each turn before any group is clipped in it."""
         return self.base + self._held(ends)
 
+    def when_measured(self, ends: Sequence[int]) -> Floats:
+        """[n], alive in each turn when norms are known of all that has come."""
+        return self.clipped + self._held(ends)
+
     def while_clipping(self, ends: Sequence[int]) -> Floats:
         """[n], at most alive while each layer's gradients are added up, as its group is clipped.
 
@@ -169,7 +173,7 @@ class Profile:
         end, turns = np.asarray(ends), np.arange(self.length)
         is_freed = (end[:, None] == end[None, :]) & (turns[:, None] < turns[None, :])
         freed = (self._freed_before[:, end] * is_freed).sum(0)
-        alive: Floats = (self.clipped + self._held(ends))[end] - freed + self.work
+        alive: Floats = self.when_measured(ends)[end] - freed + self.work
         return alive
 
     def peaks(self) -> Floats:

@@ -76,6 +76,11 @@ def plan(
     require_usable(model, loss_fn)
     model = original(model)
     refuse_unusable(model)
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ValueError(
+            "the model is on the meta device, and groups are planned by running it: pass it on a "
+            "device, or plan for ranks (qg.plan_ranks, --world N)"
+        )
     total = budget(memory)
     on_cpu = any(p.device.type == "cpu" for p in model.parameters())
     allowed = int(total / CPU_OVERHEAD) if on_cpu else total

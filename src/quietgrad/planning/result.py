@@ -208,10 +208,10 @@ def text_of(plan: Plan, *, with_layers: bool = False) -> str:
     """
     parts = [
         fill(f"Recommended: {plan.recommended.why}", _WIDTH),
-        *([_layers(plan), _legend(_LAYER_LEGEND)] if with_layers else []),
+        *([_layers(plan), legend(_LAYER_LEGEND)] if with_layers else []),
         _options(plan),
         *(fill(remark, _WIDTH) for remark in _remarks(plan)),
-        _legend(
+        legend(
             [
                 ("peak/sample", "peak memory of the backward pass, with the best boundaries."),
                 ("if uniform", "the same with groups of nearly equal numbers of layers."),
@@ -232,7 +232,7 @@ def _layers(plan: Plan) -> str:
         lines.append(
             (layer.name, layer.kind, f"{layer.numbers:,}", *shown, format_bytes(layer.held)),
         )
-    return _table(header, lines, left=(0, 1))
+    return table(header, lines, left=(0, 1))
 
 
 def _options(plan: Plan) -> str:
@@ -250,7 +250,7 @@ def _options(plan: Plan) -> str:
         if _is_of_use(best, plan)
     ]
     header = ("groups", "peak/sample", "if uniform", "samples at once", "bound", "")
-    return _table(header, lines, left=(0, 5))
+    return table(header, lines, left=(0, 5))
 
 
 def _is_of_use(option: Option, plan: Plan) -> bool:
@@ -310,7 +310,7 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
-def _table(
+def table(
     header: tuple[str, ...], lines: Iterable[tuple[str, ...]], *, left: tuple[int, ...]
 ) -> str:
     """Columns as wide as they need to be; those that are named by ``left`` begin at the left."""
@@ -329,7 +329,7 @@ def _table(
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
+def legend(entries: Sequence[tuple[str, str]]) -> str:
     """What the columns mean, each from the same place on."""
     margin = max(len(word) for word, _ in entries) + 2
     return "\n".join(

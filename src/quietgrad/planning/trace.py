@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-import weakref
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from quietgrad.capture.compare import tensors_in
 from quietgrad.capture.draws import preserve_randomness
 from quietgrad.capture.refusals import check_losses
 from quietgrad.capture.session import Capture
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Dense, Factor
 from quietgrad.factors.combined import Combined
 from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
@@ -28,6 +24,7 @@ from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled
 from quietgrad.grouping.base import by_layer, kind_of
 from quietgrad.inspection.subject import copy_model
+from quietgrad.planning.live_bytes import LiveBytes, Storage
 from quietgrad.planning.memory_model import Floats, Layer, Profile
 from quietgrad.reduction import waiting_bytes
 from quietgrad.strategies import Evaluator, Strategy
@@ -50,6 +47,8 @@ class Trace:
         added: [n], numbers of a layer's sums that are there when its work takes most.
         waiting: [n], bytes per sample with which a layer's factors count among those that wait.
         waiting_limit: bytes of factors that wait at most.
+        grams: [n], of the matrices of a layer that are used at several positions, how many those
+            are: norms are made of tables of all pairs of them.
     """
 
     samples: int
@@ -61,6 +60,7 @@ class Trace:
     added: Floats
     waiting: Floats
     waiting_limit: int
+    grams: tuple[tuple[int, ...], ...]
 
 
 def trace(
@@ -90,41 +90,26 @@ def trace(
     outside = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
     session = Capture(model)
 
-    def run(sink: _Arrivals | _Follow, live: LiveBytes, *, verify: bool = False) -> None:
+    def run(sink: Arrivals | Follow, live: LiveBytes, *, verify: bool = False) -> None:
         with preserve_randomness(), live:
             session.begin(samples, verify=verify)
             session.backward(loss_fn(model, batch), sink)
 
     try:
         live = LiveBytes(outside)
-        arrivals = _Arrivals(live)
+        arrivals = Arrivals(live)
         run(arrivals, live, verify=True)
-        if not arrivals.names:
-            raise ValueError(
-                "no gradient reaches any trainable parameter: there is nothing to plan"
-            )
-        layers = _layers(model, arrivals.names)
+        layers = layers_of(model, arrivals.names)
         live = LiveBytes(outside)
-        follow = _Follow(live, layers, Evaluator(strategy, memory_budget))
+        follow = Follow(live, layers, Evaluator(strategy, memory_budget))
         run(follow, live)
     finally:
         session.detach()
-    unused = [n for n, p in model.named_parameters() if p.requires_grad and n not in arrivals.names]
-    return Trace(
-        samples=samples,
-        layers=tuple(follow.describe_layers(model, samples)),
-        unused=tuple(unused),
-        profile=follow.profile(samples),
-        probing=arrivals.highest / samples,
-        inputs=inputs / samples,
-        added=np.array(follow.added, dtype=float),
-        waiting=np.array(follow.sizes) / samples,
-        waiting_limit=follow.waiting_limit,
-    )
+    return follow.summarize(model, samples, probing=arrivals.highest, inputs=inputs)
 
 
 @dataclass
-class _Arrivals:
+class Arrivals:
     """Notes which parameters come, and what was alive before the first."""
 
     live: LiveBytes
@@ -138,13 +123,38 @@ class _Arrivals:
         self.names[name] = None
 
 
+class LayerWork(NamedTuple):
+    """Operations of a layer's turn in the backward pass.
+
+    Attributes:
+        inputs: for what is handed on.
+        weights: for its gradients, as in ordinary training.
+        private: what privacy adds: norms, or sums of gradients that were made one by one.
+    """
+
+    inputs: int
+    weights: int
+    private: int
+
+
 @dataclass
-class _Follow:
-    """Clips layer by layer, as the engine would, and notes what each one holds."""
+class Follow:
+    """Clips layer by layer, as the engine would, and notes what each one holds.
+
+    Attributes:
+        live: counts memory.
+        layers: paths of modules, and their parameters that a gradient reaches.
+        evaluator: chooses kernels.
+        count: how many operations there were so far.
+    """
 
     live: LiveBytes
     layers: Mapping[str, Sequence[str]]
     evaluator: Evaluator
+    count: Callable[[], int] = lambda: 0
+    work: dict[str, LayerWork] = field(default_factory=dict)
+    counted: int = 0
+    grams: dict[str, list[int]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     turns: list[tuple[int, int, int]] = field(default_factory=list)  # as `Profile` has them
     peaks: list[int] = field(default_factory=list)  # when each turn had most alive
@@ -160,10 +170,39 @@ class _Follow:
         layer = next(path for path, names in self.layers.items() if name in names)
         shape = shape_of(factor)
         self.shapes[layer] = max(self.shapes.get(layer, shape), shape, key=lambda s: s.size)
+        if isinstance(factor, Outer) and factor.positions > 1 and factor.groups == 1:
+            self.grams.setdefault(layer, []).append(factor.positions)
+        begun = self.count()
         _, held = self.evaluator.evaluate(factor)
+        spent, is_made = self.count() - begun, held is not factor
+        self._note_work(layer, begun - self.counted, is_made * spent, (not is_made) * spent)
         self.waiting.setdefault(layer, []).append(held)
         if len(self.waiting[layer]) == len(self.layers[layer]):
             self._clip(layer)
+
+    def summarize(self, model: nn.Module, samples: int, *, probing: float, inputs: float) -> Trace:
+        """What was seen of a pass of so many samples.
+
+        Args:
+            model: that was run.
+            samples: in the batch.
+            probing: bytes that were alive at most while layouts were probed.
+            inputs: bytes of the batch.
+        """
+        arrived = {name for names in self.layers.values() for name in names}
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        return Trace(
+            samples=samples,
+            layers=tuple(self.describe_layers(model, samples)),
+            unused=tuple(name for name in trained if name not in arrived),
+            profile=self.profile(samples),
+            probing=probing / samples,
+            inputs=inputs / samples,
+            added=np.array(self.added, dtype=float),
+            waiting=np.array(self.sizes) / samples,
+            waiting_limit=self.waiting_limit,
+            grams=tuple(tuple(self.grams.get(path, ())) for path in self.order),
+        )
 
     def profile(self, samples: int) -> Profile:
         """Memory in the turn of each layer, per sample."""
@@ -209,7 +248,10 @@ class _Follow:
         while factors:  # each is freed when it has been added up
             factor = factors.pop(0)
             added += factor.shape.numel()
+            begun = self.count()
             moments.append((self.live.now - clipped + self._work(factor), added))
+            spent, is_made = self.count() - begun, isinstance(factor, Dense)
+            self._note_work(layer, 0, (not is_made) * spent, is_made * spent)
             self.evaluator.release(factor)
             del factor
         work, added = max(moments, key=lambda moment: moment[0] + each * moment[1])
@@ -217,6 +259,11 @@ class _Follow:
         self.order.append(layer)
         self.turns.append((base, clipped, work))
         self.live.end_interval()
+
+    def _note_work(self, layer: str, *operations: int) -> None:
+        before = self.work.get(layer, LayerWork(0, 0, 0))
+        self.work[layer] = LayerWork(*map(sum, zip(before, operations, strict=True)))
+        self.counted = self.count()
 
     def _work(self, factor: Factor) -> int:
         """Bytes for adding up, without the sum itself, which does not grow with the samples."""
@@ -226,9 +273,15 @@ class _Follow:
         return self.live.peak_of(lambda: factor.weighted_sum(weights), ignoring=total)
 
 
-def _layers(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
-    """Path of each layer -> those of its parameters that a gradient reaches."""
+def layers_of(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
+    """Path of each layer -> those of its parameters that a gradient reaches.
+
+    Raises:
+        ValueError: it reaches none.
+    """
     present = set(arrived)
+    if not present:
+        raise ValueError("no gradient reaches any trainable parameter: there is nothing to plan")
     found = {
         path: [name for name in names if name in present] for path, names in by_layer(model).items()
     }
@@ -285,133 +338,3 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     elif type(part).__module__.startswith("quietgrad.factors"):
         for child in vars(part).values():
             yield from tensors_of(child)
-
-
-@dataclass
-class Storage:
-    """Memory that tensors share: its bytes, and when it was freed, by the clock of `LiveBytes`."""
-
-    size: int
-    freed: int | None = None
-
-
-@dataclass
-class _Counts:
-    """What is alive, by address; weak references, so that counting keeps nothing alive."""
-
-    alive: dict[int, tuple[Storage, weakref.ref[Any]]] = field(default_factory=dict)
-    foreign: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-    clock: int = 0
-    is_over: bool = False
-    now: int = 0
-    highest: int = 0
-    highest_at: int = 0
-    ignored: int = -1
-
-    def turn(self) -> None:
-        """The next interval begins, with nothing made in it so far."""
-        self.highest, self.is_over = 0, False
-
-    def add(self, size: int) -> None:
-        """Something was made."""
-        self.clock += 1
-        self.now += size
-        if self.now > self.highest:
-            self.highest, self.highest_at = self.now, self.clock
-
-
-class LiveBytes(TorchDispatchMode):
-    """While it is active, counts the memory of every tensor that an operation makes.
-
-    Counting is exact and repeatable, unlike a process's resident memory. What an operation
-    allocates and frees inside itself is not seen, nor what existed before.
-
-    Args:
-        outside: tensors whose memory is not counted, nor that of their views: parameters, data.
-    """
-
-    def __init__(self, outside: Iterable[Tensor] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._counts = _Counts()
-        for tensor in outside:
-            storage = tensor.untyped_storage()
-            self._counts.foreign[storage._cdata] = weakref.ref(storage)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                self._note(leaf)
-        return made
-
-    @property
-    def now(self) -> int:
-        """Bytes that are alive."""
-        return self._counts.now
-
-    @property
-    def highest(self) -> int:
-        """Bytes that were alive at most when some were added, in this interval."""
-        return self._counts.highest
-
-    @property
-    def highest_at(self) -> int:
-        """When that was; a clock that goes on with everything that is made or freed."""
-        return self._counts.highest_at
-
-    def end_interval(self) -> int:
-        """End an interval, and say how many bytes were alive at most when some were added.
-
-        The next one begins when something is made: what is freed until then is not in it.
-        """
-        if self._counts.is_over:
-            self._counts.turn()
-        self._counts.is_over = True
-        return self._counts.highest
-
-    def peak_of(self, work: Callable[[], object], *, ignoring: int) -> int:
-        """Bytes that some work needs at most, besides what is alive; no part of the interval.
-
-        What is of exactly ``ignoring`` bytes is not counted at all.
-        """
-        counts = self._counts
-        before, highest, at = counts.now, counts.highest, counts.highest_at
-        counts.ignored, counts.highest = ignoring, before
-        try:
-            work()
-            return counts.highest - before
-        finally:
-            counts.ignored, counts.highest, counts.highest_at = -1, highest, at
-
-    def storage_of(self, tensor: Tensor) -> Storage | None:
-        """The memory behind a tensor; None if it is not counted."""
-        known = self._counts.alive.get(tensor.untyped_storage()._cdata)
-        return None if known is None else known[0]
-
-    def _note(self, tensor: Tensor) -> None:
-        if tensor.layout is not torch.strided:
-            return
-        memory, counts = tensor.untyped_storage(), self._counts
-        address = memory._cdata
-        if address in counts.alive or address in counts.foreign:
-            return
-        if memory.nbytes() == counts.ignored:
-            return
-        if counts.is_over:
-            counts.turn()
-        storage = Storage(memory.nbytes())
-        counts.alive[address] = storage, weakref.ref(memory, partial(_free, counts, address))
-        counts.add(storage.size)
-
-
-def _free(counts: _Counts, address: int, _: Any) -> None:
-    storage, _ = counts.alive.pop(address)
-    counts.clock += 1
-    storage.freed = counts.clock
-    counts.now -= storage.size

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from quietgrad._checks import unknown_name
+from quietgrad.recipes.own import TargetError, installed, is_target, load_own
 from quietgrad.recipes.recipe import Places, Recipe, Reference, Settings, Smoke, Split
 
 # The module of each recipe; its function has the recipe's name, with underscores.
@@ -38,9 +39,27 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Recipe:
-    """The recipe of this name; ValueError, with the nearest names, if there is none."""
+    """The recipe of this name, of an installed package, or of `module:function`.
+
+    A function is in an importable module or in a file, `path/to/file.py:function`.
+
+    Raises:
+        ValueError: there is none, and the message has the nearest names; or it cannot be loaded.
+    """
     if name not in _MODULES:
-        raise unknown_name("recipe", name, names())
+        if is_target(name):
+            return load_own(name)
+        others = installed()
+        if name in others:
+            recipe = load_own(others[name].value)
+            if recipe.name != name:
+                raise TargetError(
+                    f"the entry point {name!r} leads to a recipe that is called {recipe.name!r}"
+                    f" ({others[name].value}): give both the same name"
+                )
+            return recipe
+        more = "; and MODULE:FUNCTION or FILE.py:FUNCTION for one of your own"
+        raise unknown_name("recipe", name, (*names(), *others), more)
     module = import_module(f"quietgrad.recipes.{_MODULES[name]}")
     recipe = getattr(module, name.replace("-", "_"))()
     assert isinstance(recipe, Recipe)
@@ -48,4 +67,14 @@ def load(name: str) -> Recipe:
     return recipe
 
 
-__all__ = ["Places", "Recipe", "Reference", "Settings", "Smoke", "Split", "load", "names"]
+__all__ = [
+    "Places",
+    "Recipe",
+    "Reference",
+    "Settings",
+    "Smoke",
+    "Split",
+    "installed",
+    "load",
+    "names",
+]

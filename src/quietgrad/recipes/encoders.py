@@ -102,7 +102,7 @@ def small_encoder(vocabulary: int) -> nn.Module:
     config = library.BertConfig(
         vocab_size=vocabulary,
         hidden_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=32,
     )

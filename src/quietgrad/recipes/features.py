@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import track
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from quietgrad._progress import followed
 from quietgrad.data.cache import made_cache
 from quietgrad.data.datasets import load
 from quietgrad.data.pretrained import pretrained_weights
@@ -157,8 +157,7 @@ def feature_split(name: str, extractor: Callable[[], Extractor]) -> LoadData:
 
 def _features(title: str, extractor: Extractor, images: Tensor) -> Tensor:
     def make() -> Tensor:
-        console = Console(stderr=True)
-        parts = track(images.split(250), f"{extractor.kind} of {title}", console=console)
+        parts = followed(images.split(250), f"Computing {extractor.kind} of {title}")
         with torch.no_grad():
             return torch.cat([extractor.extract(part).half() for part in parts])
 

@@ -52,7 +52,7 @@ def e2e() -> Recipe:
             physical_batch_size=32,
         ),
         smoke=Smoke(
-            _draw_data, lambda places: Logits(_gpt2(_SMOKE_WORDS, width=16, layers=1, heads=2))
+            _draw_data, lambda places: Logits(_gpt2(_SMOKE_WORDS, width=16, layers=2, heads=2))
         ),
         task=LanguageModelling(),
         references=(

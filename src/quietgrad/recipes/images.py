@@ -387,7 +387,7 @@ def _build_small_vit(places: Places) -> nn.Module:
         image_size=32,
         patch_size=8,
         hidden_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=32,
         num_labels=10,

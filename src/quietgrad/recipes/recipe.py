@@ -324,6 +324,8 @@ class Recipe:
         references: figures of papers.
         transform: makes random views of inputs, for `views`.
         takes: which of `Places` it reads.
+        target: `module:function`, if it is no recipe of quietgrad; set when it is loaded.
+        digest: SHA-256 of the file that the function is in; likewise.
     """
 
     name: str
@@ -338,6 +340,8 @@ class Recipe:
     references: tuple[Reference, ...] = ()
     transform: Callable[[Tensor], Tensor] | None = None
     takes: tuple[str, ...] = ("data",)
+    target: str | None = None
+    digest: str | None = None
 
     def changed(self, **changes: Any) -> Recipe:
         """With other settings. Another clipping function brings those that are tuned for it.

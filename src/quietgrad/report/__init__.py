@@ -4,8 +4,10 @@ Nothing here imports torch: a report is written from a ledger and plain data.
 """
 
 from quietgrad.report.assess import statement_of, statement_of_engine, statement_of_folder
+from quietgrad.report.authenticity import Verification, verify
 from quietgrad.report.evidence import AuditFindings, Evidence, ReportError
-from quietgrad.report.html import as_html, write, write_for_folder
+from quietgrad.report.html import as_html
+from quietgrad.report.page import write, write_for_folder
 from quietgrad.report.statement import Statement
 from quietgrad.runs.schema import REPORT
 
@@ -15,10 +17,12 @@ __all__ = [
     "Evidence",
     "ReportError",
     "Statement",
+    "Verification",
     "as_html",
     "statement_of",
     "statement_of_engine",
     "statement_of_folder",
+    "verify",
     "write",
     "write_for_folder",
 ]

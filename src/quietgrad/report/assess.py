@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ from quietgrad._format import plain, printed
 from quietgrad.accounting import accountants
 from quietgrad.accounting.events import Adjacency, GaussianEvent
 from quietgrad.accounting.ledger import Ledger
+from quietgrad.report.answers import answers
 from quietgrad.report.consistency import contradictions
 from quietgrad.report.detection import FALSE_ALARMS, epsilons
 from quietgrad.report.evidence import (
     AuditFindings,
     Evidence,
     check_audit,
-    check_words,
     evidence_in,
 )
 from quietgrad.report.statement import FORMAT, Epsilons, Kind, Phase, Statement, Verdict
@@ -32,7 +31,7 @@ from quietgrad.report.text import (
     unit,
     unknowns,
 )
-from quietgrad.runs.schema import RunSettings, check_metrics
+from quietgrad.runs.schema import RunSettings, check_metrics, check_stated, now
 
 LARGEST_USEFUL = 20.0  # with a larger epsilon an attacker may be almost certain
 _WEAK, _TOO_WEAK = 0.2, 0.9  # shares of the records used that an attacker identifies
@@ -59,8 +58,7 @@ def statement_of_engine(
     *,
     audit: AuditFindings | None = None,
     metrics: Iterable[Mapping[str, Any]] = (),
-    title: str | None = None,
-    data: str | None = None,
+    **stated: str | None,
 ) -> Statement:
     """The statement for a live engine.
 
@@ -69,8 +67,7 @@ def statement_of_engine(
         settings: what `engine.settings()` gives.
         audit: what an audit found.
         metrics: one mapping per epoch.
-        title: what was trained, in the user's words.
-        data: the training data, in the user's words.
+        stated: what the user says of it: title, unit, data, owner, contact, purpose.
     """
     lines = tuple(check_metrics(line, f"metrics[{index}]") for index, line in enumerate(metrics))
     checked = None if audit is None else check_audit(audit)
@@ -80,9 +77,8 @@ def statement_of_engine(
             RunSettings.from_dict(settings),
             metrics=lines,
             audit=checked,
+            stated=check_stated(stated),
             is_live=True,
-            stated_title=check_words("title", title, "Triage model, version 3"),
-            stated_data=check_words("data", data, "admissions of 2025, one record per patient"),
         )
     )
 
@@ -104,8 +100,13 @@ def statement_of_folder(
     return statement_of(evidence_in(Path(path), audit=audit, delta=delta))
 
 
-def statement_of(evidence: Evidence) -> Statement:
-    """Everything that can be said; what is unknown is listed as unknown."""
+def statement_of(evidence: Evidence, *, made_at: str | None = None) -> Statement:
+    """Everything that can be said; what is unknown is listed as unknown.
+
+    Args:
+        evidence: what is known. It decides everything but the time.
+        made_at: when the statement was made, if that was not now.
+    """
     settings, config = evidence.settings, evidence.config
     figures = epsilons(
         evidence.ledger,
@@ -113,12 +114,12 @@ def statement_of(evidence: Evidence) -> Statement:
         accountant=evidence.accountant,
     )
     model = None if settings is None else settings.data.get("model")
-    names = (evidence.stated_title, (config or {}).get("recipe"), model)
+    names = (evidence.stated.get("title"), (config or {}).get("recipe"), model)
     named = (name for name in names if isinstance(name, str) and name)
     return Statement(
         format=FORMAT,
         title=next(named, f"ledger {evidence.ledger.id[:12]}"),
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_at=now() if made_at is None else made_at,
         verdict=verdict(evidence, figures),
         unit=unit(evidence),
         released=released(evidence),
@@ -131,8 +132,10 @@ def statement_of(evidence: Evidence) -> Statement:
         audit=evidence.audit,
         settings=None if settings is None else plain(settings.data),
         config=None if config is None else plain(config),
-        stated_title=evidence.stated_title,
-        stated_data=evidence.stated_data,
+        stated=dict(evidence.stated),
+        answers=answers(evidence, figures),
+        evidence=evidence.as_record(),
+        head=evidence.head,
     )
 
 
@@ -151,6 +154,7 @@ def _phases(evidence: Evidence) -> tuple[Phase, ...]:
             sampling=sampling_in_words(event.sampling),
             noise=event.noise,
             by=recorded_by(event),
+            dataset=event.dataset,
         )
         for event in (events if len(events) <= _MOST_PHASES else _sum_by_kind(events))
     )
@@ -158,15 +162,11 @@ def _phases(evidence: Evidence) -> tuple[Phase, ...]:
 
 def _sum_by_kind(events: Sequence[GaussianEvent]) -> list[GaussianEvent]:
     """Equal steps together, wherever they are: a schedule may alternate."""
-    kinds: list[GaussianEvent] = []
+    kinds: dict[tuple[object, ...], GaussianEvent] = {}
     for event in events:
-        same = (number for number, kind in enumerate(kinds) if kind.same_mechanism(event))
-        index = next(same, None)
-        if index is None:
-            kinds.append(event)
-        else:
-            kinds[index] = kinds[index].plus(event)
-    return kinds
+        kind = (event.noise_multiplier, event.noise, event.sampling, event.dataset)
+        kinds[kind] = kinds[kind].plus(event) if kind in kinds else event
+    return list(kinds.values())
 
 
 # The verdict.
@@ -207,7 +207,7 @@ def _decide(evidence: Evidence, figures: Epsilons, *, has_conflicts: bool) -> tu
     if evidence.ledger.steps == 0:
         sentence = "The ledger records no release: nothing about the data has been published yet."
         return "nothing-released", "Nothing released", sentence
-    if delta is None or claimed is None:
+    if delta is None:
         example = next((pair for pair in figures.curve if pair.delta <= 1.01e-5), figures.curve[-1])
         sentence = (
             "No delta is stated, which is the probability with which the guarantee may fail. Delta"
@@ -220,19 +220,22 @@ def _decide(evidence: Evidence, figures: Epsilons, *, has_conflicts: bool) -> tu
 
 
 def _decide_claim(
-    evidence: Evidence, figures: Epsilons, delta: float, claimed: float
+    evidence: Evidence, figures: Epsilons, delta: float, claimed: float | None
 ) -> tuple[Kind, str, str]:
     settings = evidence.settings
     records = _FEWEST_RECORDS if settings is None else settings.dataset_size
     if delta >= 1 / records:
         return "no-guarantee", "Delta is too large", _large_delta(delta, records, settings)
-    if not accountants.resolve(figures.accountant).is_guarantee:
+    if claimed is None or not accountants.is_guarantee(figures.accountant):
         bound = next(each.epsilon for each in figures.bounds if each.is_guarantee)
         assert bound is not None
+        planned, why = "", "was registered by the user and is not tested by quietgrad"
+        if claimed is not None:
+            planned = f" for epsilon = {printed(claimed, up=False)}"
+            why = "is an approximation and not an upper bound"
         sentence = (
-            f"This run was planned for epsilon = {printed(claimed, up=False)} by the accountant"
-            f" {figures.accountant}, which is an approximation and not an upper bound. The ledger"
-            f" proves {claim(bound, delta)}, by pld. Do not claim a smaller epsilon."
+            f"This run was planned{planned} by the accountant {figures.accountant}, which {why}."
+            f" The ledger proves {claim(bound, delta)}, by pld. Do not claim a smaller epsilon."
         )
         return "no-guarantee", "No guarantee", sentence
     if math.isinf(claimed):
@@ -327,6 +330,12 @@ def cautions(evidence: Evidence, figures: Epsilons) -> list[str]:
             " that it cannot identify all of them.",
         ),
         *((True, sentence) for sentence in _about_audit(evidence, figures)),
+        (
+            figures.parts,
+            f"The claim takes the user's word that {count(len(figures.parts), 'data set')} in the"
+            f" ledger ({', '.join(part.dataset for part in figures.parts)}) share no record. If"
+            " they do, their epsilons add up.",
+        ),
         (
             private,
             "Some figures in this report seem to be read from training data"

@@ -24,6 +24,9 @@ _ONE_GROUP = "all-layer"
 _NONE_IS_A_VALUE = ("inner_steps",)  # for other options None leaves the choice to the engine
 
 
+_OWN = "own-"  # begins the names of samplers that users register
+
+
 def contradictions(evidence: Evidence, figures: Epsilons) -> tuple[str, ...]:
     """All contradictions, each as a sentence."""
     known = _known_options(evidence)
@@ -138,6 +141,8 @@ def _about_config(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
         asked["sampling"] = f"{name}:{int(largest)}" if is_whole else sampling
     if asked.get("grouping") != _ONE_GROUP and known.get("grouping") != _ONE_GROUP:
         asked.pop("grouping", None)  # several groups of some style, which is not known
+    if isinstance(sampling, str) and sampling.startswith(_OWN):
+        del asked["sampling"]  # the settings have what it is accounted as
     yield from _differences("configuration", asked, _source(evidence), known)
     has_seed = (evidence.config or {}).get("seed") is not None
     if has_seed and evidence.ledger.steps and not evidence.has_seeded_noise:
@@ -224,6 +229,8 @@ def _about_result(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
             # Earlier versions had other words for the same source.
             is_same = _noise_in_words(str(stated)) == _noise_in_words(str(described))
             expected["noise"] = stated if is_same else described
+    if str(private.get("sampling")).startswith(_OWN):
+        expected.pop("sampling", None)
     run = {name: result[name] for name in ("epochs", "batch_size") if name in result}
     yield from _differences("result", {**run, **private}, _source(evidence), expected)
     noise, source = private.get("noise"), known.get("noise")
@@ -231,7 +238,7 @@ def _about_result(evidence: Evidence, known: Mapping[str, Any]) -> Iterator[str]
     if is_compared and _noise_in_words(str(noise)) != (source, evidence.has_seeded_noise):
         yield f"noise is {noise!r} in the result and {source!r} in the ledger."
     said, accountant = private.get("is_guarantee"), _result_accountant(evidence)
-    is_guarantee = accountants.resolve(accountant).is_guarantee and not evidence.is_seeded
+    is_guarantee = accountants.is_guarantee(accountant) and not evidence.is_seeded
     if said is not None and said is not is_guarantee:
         yield (
             f"is_guarantee is {said!r} in the result, but it follows from the other evidence that"
@@ -262,7 +269,8 @@ def _about_epsilons(evidence: Evidence, figures: Epsilons) -> Iterator[str]:
     in_result = evidence.private_result.get("epsilon")
     stated.append(("result", in_result, _result_accountant(evidence), _SLACK))
     for where, epsilon, accountant, slack in stated:
-        spent = None if epsilon is None else _spent(evidence, figures, accountant)
+        is_known = accountant in accountants.BUILT_IN
+        spent = _spent(evidence, figures, accountant) if is_known and epsilon is not None else None
         if spent is not None and epsilon < spent * (1 - slack):
             yield (
                 f"The {where} states epsilon {epsilon:.4g}, but by {accountant} the ledger gives"
@@ -275,12 +283,14 @@ def _spent(evidence: Evidence, figures: Epsilons, accountant: str) -> float | No
     delta = evidence.stated_delta
     if delta is None:
         return None
-    if figures.delta == delta:  # a reader may have asked for another
+    name = None if evidence.settings is None else evidence.settings.data.get("data_name")
+    # A reader may have asked for another delta; and a data set of several has its own epsilon.
+    if figures.delta == delta and not (figures.parts and name):
         return {bound.accountant: bound.epsilon for bound in figures.bounds}[accountant]
     try:
-        return evidence.ledger.epsilon(delta, accountant=accountant)
+        return evidence.ledger.epsilon(delta, accountant=accountant, dataset=name)
     except ValueError:
-        if accountants.resolve(accountant).is_guarantee:
+        if accountants.is_guarantee(accountant):
             raise
         return None
 

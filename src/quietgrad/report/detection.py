@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from quietgrad.accounting import accountants
@@ -9,7 +10,7 @@ from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT, profile
 from quietgrad.accounting.accountants.base import PrivacyProfile
 from quietgrad.accounting.events import ADD_REMOVE, Adjacency, GaussianEvent, TruncatedPoisson
 from quietgrad.accounting.ledger import Ledger
-from quietgrad.report.statement import Bound, EpsilonAtDelta, Epsilons, GroupBound
+from quietgrad.report.statement import Bound, EpsilonAtDelta, Epsilons, GroupBound, PartBound
 
 FALSE_ALARMS = 0.01
 _DELTAS = tuple(10.0**-exponent for exponent in range(2, 13))
@@ -23,15 +24,61 @@ _NOTES = {
 
 
 def epsilons(ledger: Ledger, *, delta: float | None, accountant: str) -> Epsilons:
-    """Everything that is computed from a ledger; without a delta only the curve."""
-    return _epsilons(ledger.events, ledger.adjacency, delta, accountant)
+    """Everything that is computed from a ledger; without a delta only the curve.
+
+    Of disjoint data sets each spends its own epsilon, and the largest counts.
+    """
+    found = {
+        name: _epsilons(events, ledger.adjacency, delta, accountant)
+        for name, events in ledger.parts.items()
+    }
+    if len(found) == 1:
+        return next(iter(found.values()))
+    parts = tuple(
+        PartBound(str(name), sum(event.steps for event in ledger.parts[name]), each.claimed)
+        for name, each in found.items()
+    )
+    return replace(_largest(list(found.values())), parts=parts)
+
+
+def _largest(several: Sequence[Epsilons]) -> Epsilons:
+    """What holds for a record of any of several data sets."""
+    first = several[0]
+    return Epsilons(
+        first.delta,
+        _most(each.claimed for each in several),
+        first.accountant,
+        tuple(
+            replace(bound, epsilon=_most(each.bounds[index].epsilon for each in several))
+            for index, bound in enumerate(first.bounds)
+        ),
+        tuple(
+            replace(pair, epsilon=max(each.curve[index].epsilon for each in several))
+            for index, pair in enumerate(first.curve)
+        ),
+        tuple(
+            replace(group, epsilon=max(each.groups[index].epsilon for each in several))
+            for index, group in enumerate(first.groups)
+        )
+        if all(each.groups for each in several)
+        else (),
+        max(each.detection for each in several),
+    )
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    """The largest; None if one is not known."""
+    found = list(values)
+    known = [each for each in found if each is not None]
+    return max(known) if len(known) == len(found) else None
 
 
 @lru_cache(maxsize=16)  # a report is often written again when nothing more was spent
 def _epsilons(
     events: tuple[GaussianEvent, ...], adjacency: Adjacency, delta: float | None, accountant: str
 ) -> Epsilons:
-    profiles = {name: _profile(events, adjacency, name) for name in accountants.names()}
+    # Those alone that every process knows: a report must be the same wherever it is written.
+    profiles = {name: _profile(events, adjacency, name) for name in accountants.BUILT_IN}
     tight = profiles[DEFAULT_ACCOUNTANT]
     assert tight is not None  # it composes everything that a ledger holds
     deltas = sorted({*_DELTAS, *(() if delta is None else (delta,))}, reverse=True)
@@ -43,13 +90,14 @@ def _epsilons(
         Bound(
             name,
             None if profile is None else profile.epsilon(delta),
-            _is_guarantee(name),
+            accountants.is_guarantee(name),
             _NOTES.get(name, ""),
         )
         for name, profile in profiles.items()
     )
-    claimed = next(bound.epsilon for bound in bounds if bound.accountant == accountant)
-    sound = [profile for name, profile in profiles.items() if profile and _is_guarantee(name)]
+    claimed = next((bound.epsilon for bound in bounds if bound.accountant == accountant), None)
+    guarantees = accountants.names(guarantees_only=True)
+    sound = [profile for name, profile in profiles.items() if profile and name in guarantees]
     groups = _group_bounds(sound, delta) if has_groups(events, adjacency) else ()
     return Epsilons(delta, claimed, accountant, bounds, curve, groups, found)
 
@@ -60,13 +108,9 @@ def _profile(
     try:
         return profile(events, accountant=accountant, adjacency=adjacency)
     except ValueError:
-        if _is_guarantee(accountant):
+        if accountants.is_guarantee(accountant):
             raise
         return None  # an approximation has formulas for some runs only
-
-
-def _is_guarantee(accountant: str) -> bool:
-    return accountants.resolve(accountant).is_guarantee
 
 
 # Detection.

@@ -1,18 +1,29 @@
 """What a report rests on: the files of a run or a live engine, and an audit."""
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from quietgrad._checks import require_choice, require_count, require_delta, require_rate
 from quietgrad._format import plain
+from quietgrad._version import versions_here
 from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT
-from quietgrad.errors import QuietgradError
+from quietgrad.accounting.ledger import Ledger
+from quietgrad.errors import LedgerError, QuietgradError
 from quietgrad.runs.schema import (
     LEDGER,
+    CheckpointSummary,
     RunFiles,
     RunFolderError,
+    RunSettings,
+    check_config,
+    check_metrics,
+    check_result,
+    check_stated,
     parse_object,
     read_file,
     read_run,
@@ -31,15 +42,51 @@ class Evidence(RunFiles):
         audit: what an audit of such training found, as plain data.
         delta: asked for by the reader, instead of the run's own.
         is_live: whether this comes from an engine, not from files.
-        stated_title: what the user calls the training.
-        stated_data: what the user says about the training data.
+        versions: of the programs that the report is written with.
     """
 
     audit: dict[str, Any] | None = None
     delta: float | None = None
     is_live: bool = False
-    stated_title: str | None = None
-    stated_data: str | None = None
+    versions: Mapping[str, str] = field(default_factory=versions_here)
+
+    def as_record(self) -> dict[str, Any]:
+        """All of it as plain data, without what the statement has elsewhere."""
+        kept = self.checkpoint
+        return {
+            "is_live": self.is_live,
+            "ledger": plain(self.ledger.summary()),
+            "result": None if self.result is None else plain(self.result),
+            "checkpoint": None
+            if kept is None
+            else {"steps_taken": kept.steps_taken, "ledger": plain(kept.ledger.summary())},
+            "files": dict(self.hashes),
+            "notices": list(self.notices),
+            "versions": dict(self.versions),
+        }
+
+    @property
+    def head(self) -> str:
+        """SHA-256 of what is known of the run, but not of what follows from it.
+
+        The same for a folder and for every report on it, at any delta and by any version, until the
+        run goes on or something else is stated. The weights are in it by the hash that the result
+        has, and the ledger by the hash that ends its chain.
+        """
+        settings = None if self.settings is None else self.settings.data
+        content = {
+            "format": _HEAD_FORMAT,
+            "is_live": self.is_live,
+            "ledger": self.ledger.summary(),
+            "settings": settings,
+            "config": self.config,
+            "metrics": self.metrics,
+            "result": self.result,
+            "stated": self.stated,
+            "audit": self.audit,
+        }
+        canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
 
     @property
     def private_result(self) -> Mapping[str, Any]:
@@ -98,6 +145,8 @@ class _Result(Protocol):
 AuditFindings = _Result | Mapping[str, Any]
 """The result of an audit, or the JSON object that ``quietgrad audit --json`` prints."""
 
+_HEAD_FORMAT = 1
+
 _DEFAULTS = {"kind": None, "seeded": False, "could_reject": True}  # where an audit does not say
 _SLACK = 0.01  # as far as a measured bound may be off
 
@@ -123,6 +172,52 @@ def evidence_in(
         audit=None if audit is None else check_audit(audit),
         delta=None if delta is None else require_delta("delta", delta),
     )
+
+
+def evidence_of(statement: Mapping[str, Any]) -> Evidence:
+    """What a statement, as plain data, says that it was made from.
+
+    Raises:
+        ReportError: it does not say so, or what it says is not valid.
+    """
+    try:
+        record, settings = statement["evidence"], statement["settings"]
+        kept = record["checkpoint"]
+        return Evidence(
+            Ledger.from_summary(record["ledger"]),
+            None if settings is None else RunSettings.from_dict(settings),
+            None if statement["config"] is None else check_config(statement["config"]),
+            tuple(check_metrics(line, "an epoch") for line in statement["metrics"]),
+            None if record["result"] is None else check_result(_with_infinity(record["result"])),
+            None if kept is None else _checkpoint_of(kept),
+            check_stated(statement["stated"]),
+            hashes=_words(record["files"]),
+            notices=tuple(map(str, record["notices"])),
+            audit=None if statement["audit"] is None else check_audit(statement["audit"]),
+            delta=statement["epsilons"]["delta"],
+            is_live=require_choice("is_live", record["is_live"], (True, False)),
+            versions=_words(record["versions"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else f"{error}"
+        raise ReportError(f"the evidence in the statement is not valid: {what}") from error
+
+
+def _checkpoint_of(record: Mapping[str, Any]) -> CheckpointSummary:
+    steps = require_count("steps_taken", record["steps_taken"], at_least=0)
+    return CheckpointSummary(steps, Ledger.from_summary(record["ledger"]))
+
+
+def _words(data: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in data.items()}
+
+
+def _with_infinity(result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose epsilon is the word that stands for infinity in JSON."""
+    private = result.get("private")
+    if not isinstance(private, dict) or private.get("epsilon") != "infinity":
+        return result
+    return {**result, "private": {**private, "epsilon": math.inf}}
 
 
 def read_audit(path: Path) -> Mapping[str, Any]:
@@ -162,18 +257,6 @@ def check_audit(findings: AuditFindings) -> dict[str, Any]:
         ) from error
     found: dict[str, Any] = plain(data)
     return found
-
-
-def check_words(name: str, value: object, example: str) -> str | None:
-    """What the user states, on one line."""
-    if value is None:
-        return None
-    expected = f"expected plain text, such as {name}={example!r}"
-    if not isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is not valid: {expected}, got {type(value).__name__}")
-    if not value.strip():
-        raise ValueError(f"{name}={value!r} is not valid: {expected}. Leave it out to state none")
-    return " ".join(value.split())
 
 
 def _require_consistent(data: Mapping[str, Any]) -> None:

@@ -2,101 +2,20 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from quietgrad._files import replace_file
 from quietgrad._format import is_number, printed
-from quietgrad.report.assess import LARGEST_USEFUL, statement_of_folder
-from quietgrad.report.evidence import AuditFindings, ReportError
+from quietgrad.report.assess import LARGEST_USEFUL
 from quietgrad.report.statement import Statement
-from quietgrad.runs.schema import REPORT
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-# Writing.
-
-_HEAD = 1000
-_MARKS = (
-    b'<meta name="generator" content="quietgrad">',
-    b"<title>Privacy report: ",  # of reports written before the other existed
-)
-
-
-def write_for_folder(
-    folder: str | Path,
-    out: str | Path | None = None,
-    *,
-    audit: AuditFindings | None = None,
-    delta: float | None = None,
-) -> Path:
-    """Write the report of a run folder, or of a ledger file.
-
-    Args:
-        folder: of the run.
-        out: the file to write. None for ``report.html`` in the folder, or ``report-ledger.html``
-            beside a ledger alone; with a delta of 1e-6 for example ``report-delta-1e-06.html``.
-        audit: what an audit of such training found.
-        delta: states epsilon at this delta instead of the run's own.
-
-    Returns:
-        The file that was written; an older report is replaced.
-
-    Raises:
-        ReportError: there is nothing to report on, or something else than a report is there.
-    """
-    statement = statement_of_folder(folder, audit=audit, delta=delta)
-    place = default_place(Path(folder), delta) if out is None else Path(out)
-    write(statement, place)
-    return place
-
-
-def default_place(path: Path, delta: float | None = None) -> Path:
-    """The default file. A report at another delta, or of a ledger alone, has its own name."""
-    folder, report = (path, REPORT) if path.is_dir() else (path.parent, f"report-{path.stem}.html")
-    return folder / (report if delta is None else f"{Path(report).stem}-delta-{delta!r}.html")
-
-
-def write(statement: Statement, path: str | Path) -> None:
-    """Write it as HTML; an older report is replaced as a whole.
-
-    Raises:
-        ReportError: something else is there, and stays; or the file cannot be written.
-    """
-    path = Path(path)
-    if os.path.lexists(path) and not _is_report(path):
-        raise ReportError(
-            f"{path} exists and is not a report of quietgrad: it is not overwritten. Choose another"
-            " file name, or move it away"
-        )
-    # A lone surrogate, which JSON can spell, is no character of any file.
-    content = as_html(statement).encode(errors="replace")
-    try:
-        replace_file(path, lambda stream: stream.write(content))
-    except OSError as error:
-        raise ReportError(
-            f"{path} cannot be written ({error}): expected a place for a file"
-        ) from error
-
-
-def _is_report(path: Path) -> bool:
-    if not path.is_file():  # a folder; or a pipe, which might never end
-        return False
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD)
-    except OSError:
-        return False
-    return head.startswith(b"<!DOCTYPE html>") and any(mark in head for mark in _MARKS)
-
 
 # The page.
 
@@ -104,6 +23,16 @@ _HASH = re.compile("[0-9a-f]{32,}")
 _RECORDED_BY = {
     "this training": "this training run",
     "others": "another training run or release in this ledger",
+}
+
+
+_STATED = {
+    "title": "Title",
+    "unit": "What a record is",
+    "data": "Training data",
+    "owner": "Owner of the claim",
+    "contact": "Contact",
+    "purpose": "Purpose",
 }
 
 
@@ -116,6 +45,7 @@ def as_html(statement: Statement) -> str:
     embedded = json.dumps(statement.as_dict(), indent=1, allow_nan=False)
     for character in "<>&":  # so that nothing in the JSON ends the script element
         embedded = embedded.replace(character, f"\\u{ord(character):04x}")
+    topics = dict.fromkeys(answer.topic for answer in statement.answers)
     config = statement.config
     return _template().render(
         s=statement,
@@ -131,6 +61,9 @@ def as_html(statement: Statement) -> str:
         about_seed=_about_seed(config or {}),
         useful=LARGEST_USEFUL,
         recorded_by=_RECORDED_BY,
+        names=any(phase.dataset for phase in statement.phases),
+        stated={_STATED[name]: words for name, words in statement.stated.items()},
+        topics={t: [each for each in statement.answers if each.topic == t] for t in topics},
         up=lambda value: "no formula" if value is None else printed(value),
         number=_number,
         is_hash=_HASH.fullmatch,

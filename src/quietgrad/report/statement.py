@@ -3,11 +3,11 @@
 import dataclasses
 import types
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from quietgrad._format import plain
 
-FORMAT = 2
+FORMAT = 3
 
 Kind = Literal[
     "guarantee",
@@ -78,6 +78,15 @@ class GroupBound:
 
 
 @dataclass(frozen=True)
+class PartBound:
+    """What a record of one of several disjoint data sets spends; None where it is not known."""
+
+    dataset: str
+    steps: int
+    epsilon: float | None
+
+
+@dataclass(frozen=True)
 class Epsilons:
     """What all releases in the ledger spend together.
 
@@ -90,6 +99,7 @@ class Epsilons:
         groups: bounds for several records at the same delta; empty where they are not known.
         detection: the largest share of the records used that an attacker identifies with 1 % false
             alarms; by privacy loss distributions.
+        parts: of data sets that are declared disjoint; everything else here is the largest of them.
     """
 
     delta: float | None
@@ -99,6 +109,7 @@ class Epsilons:
     curve: tuple[EpsilonAtDelta, ...]
     groups: tuple[GroupBound, ...]
     detection: float
+    parts: tuple[PartBound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class Phase:
         sampling: how records took part, in words.
         noise: the recorded source of the noise.
         by: "this training", "others", or "unknown" if there is only a ledger.
+        dataset: its name, if it has one.
     """
 
     steps: int
@@ -118,6 +130,7 @@ class Phase:
     sampling: str
     noise: str
     by: str
+    dataset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +157,26 @@ class Item:
     text: str
 
 
+AnswerSource = Literal["evidence", "user", "owner"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question of an evaluation, and what is known.
+
+    Attributes:
+        topic: what it is about.
+        question: in one sentence.
+        answer: empty if nothing is known.
+        by: "evidence"; "user", if it is as the user stated it; or "owner", who has to answer it.
+    """
+
+    topic: str
+    question: str
+    answer: str
+    by: AnswerSource
+
+
 @dataclass(frozen=True)
 class Statement:
     """A privacy report.
@@ -164,8 +197,10 @@ class Statement:
         audit: what an audit found, as supplied.
         settings: of the engine, if they are known.
         config: what the run was asked to do, if that is known.
-        stated_title: the title in the user's words; None, and then no key of the JSON, without one.
-        stated_data: the training data in the user's words; likewise.
+        stated: what the user stated in words, by name; no evidence confirms it.
+        answers: to the questions of NIST SP 800-226.
+        evidence: what else it was made from, by which it can be made again; None in formats 1, 2.
+        head: SHA-256 of the evidence; None in formats 1 and 2.
     """
 
     format: int
@@ -183,23 +218,47 @@ class Statement:
     audit: dict[str, Any] | None
     settings: dict[str, Any] | None
     config: dict[str, Any] | None
-    stated_title: str | None = None
-    stated_data: str | None = None
+    stated: dict[str, str]
+    answers: tuple[Answer, ...]
+    evidence: dict[str, Any] | None
+    head: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data that strict JSON holds."""
         found: dict[str, Any] = plain(self)
-        return {name: found[name] for name in found if name not in _STATED or found[name]}
+        return found
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Statement":
-        """What `as_dict` gave; ValueError if it did not give this."""
-        found = _restore(cls, data)
+        """What `as_dict` gave, of this version or an earlier one; ValueError otherwise."""
+        found = _restore(cls, _from_format_2(data))
         assert isinstance(found, cls)
         return found
 
 
-_STATED = ("stated_title", "stated_data")  # added to format 2: reports without them are read
+def _from_format_2(data: Any) -> Any:
+    """A statement of format 2 as one of format 3; anything else unchanged."""
+    if not isinstance(data, dict) or data.get("format") != _OLD_FORMAT:
+        return data
+    words = {name: data[f"stated_{name}"] for name in _STATED if data.get(f"stated_{name}")}
+    rest = {name: data[name] for name in data if not name.startswith("stated_")}
+    phases, epsilons = data.get("phases"), data.get("epsilons")
+    return {
+        **rest,
+        "phases": [each | {"dataset": None} for each in phases] if _are(phases) else phases,
+        "epsilons": epsilons | {"parts": []} if isinstance(epsilons, dict) else epsilons,
+        "stated": words,
+        "answers": [],
+        "evidence": None,
+        "head": None,
+    }
+
+
+_OLD_FORMAT, _STATED = 2, ("title", "data")
+
+
+def _are(phases: object) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(phases, list) and all(isinstance(each, dict) for each in phases)
 
 
 def _restore(kind: Any, data: Any) -> Any:
@@ -216,8 +275,6 @@ def _restore(kind: Any, data: Any) -> Any:
         return tuple(_restore(options[0], each) for each in data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        if isinstance(data, dict) and kind is Statement:
-            data = dict.fromkeys(_STATED) | data
         if not isinstance(data, dict) or set(data) != set(hints):
             raise ValueError(f"not a {kind.__name__}: expected the fields {', '.join(hints)}")
         return kind(**{name: _restore(hint, data[name]) for name, hint in hints.items()})

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quietgrad._format import printed
-from quietgrad._version import versions_here
 from quietgrad.accounting.events import (
     Adjacency,
     FullBatch,
@@ -87,15 +86,32 @@ def unit(evidence: Evidence) -> tuple[Item, ...]:
     """Who or what is protected."""
     settings, adjacency = evidence.settings, evidence.ledger.adjacency
     among = "" if settings is None else f" of {settings.dataset_size:,} records"
-    return (
+    stated = evidence.stated.get("unit")
+    named = "" if stated is None else f" The user states that a record is: {stated}."
+    found = [
         Item(
             "Unit of privacy",
-            f"One record, which is one element of the training data set{among}. If a person has"
-            " several records, the guarantee for that person is weaker (see the table of bounds for"
-            " several records).",
+            f"One record, which is one element of the training data set{among}.{named} If a person"
+            " has several records, the guarantee for that person is weaker (see the table of bounds"
+            " for several records).",
         ),
         Item("Adjacency", f"{adjacency}. {_ADJACENCY[adjacency]}"),
-    )
+    ]
+    parts = [str(name) for name in evidence.ledger.parts if name is not None]
+    if parts:
+        found.append(Item("Disjoint data sets", _PARALLEL.format(", ".join(parts))))
+    return tuple(found)
+
+
+_PARALLEL = (
+    "The ledger holds releases from several data sets, and the user declared that no two of these"
+    " share a record: {}. A record of one of them took no part in what was released from the"
+    " others, so it spends the epsilon of its own data set (parallel composition), and the claim is"
+    " the largest of them. Releases without a name count for every data set. Nothing in the"
+    " evidence can confirm the declaration. It must hold for every record, and for both of two"
+    " records of which one replaces the other. A person with records in two data sets spends both"
+    " epsilons."
+)
 
 
 def released(evidence: Evidence) -> tuple[Item, ...]:
@@ -181,7 +197,8 @@ _NOT_COVERED = {
     ),
     "Forgery": (
         "The ledger's chained hashes reveal damage and careless edits. They do not stop somebody"
-        " who rewrites the whole ledger or trains with other code."
+        " who rewrites all files of the run, unless its head (below) was noted elsewhere or the"
+        " report is signed. Nothing shows that the program that trained was not another one."
     ),
 }
 
@@ -214,7 +231,7 @@ def unknowns(evidence: Evidence) -> tuple[str, ...]:
             "There is no configuration. It is unknown what the run was asked to do.",
         ),
         (
-            evidence.is_live and evidence.stated_data is None,
+            evidence.is_live and "data" not in evidence.stated,
             "The user did not state which data were used for training. Only the class of the data"
             " set is known.",
         ),
@@ -262,10 +279,11 @@ def _data(evidence: Evidence) -> Iterator[Fact]:
     """Names and sizes. No hash, which could confirm guesses about records."""
     settings, config = evidence.settings, evidence.config or {}
     kind = None if settings is None else settings.data.get("dataset")
+    name = None if settings is None else settings.data.get("data_name")
     recipe, folder = config.get("recipe"), config.get("data_dir")
     parts = []
-    if evidence.stated_data is not None:
-        parts.append(f"{evidence.stated_data} (as stated by the user)")
+    if "data" in evidence.stated:
+        parts.append(f"{evidence.stated['data']} (as stated by the user)")
     if recipe is not None and config.get("smoke"):
         parts.append(f"synthetic data for a smoke run of the recipe {recipe}")
     elif recipe is not None:
@@ -276,6 +294,8 @@ def _data(evidence: Evidence) -> Iterator[Fact]:
     if isinstance(limit := evidence.options.get("limit"), int):
         parts.append(f"limited to the first {limit:,} records")
     yield Fact("Training data", "; ".join(parts) or UNKNOWN)
+    if name is not None:
+        yield Fact("Name in the ledger", str(name))
     yield Fact("Records", UNKNOWN if settings is None else f"{settings.dataset_size:,}")
     tested = (evidence.result or {}).get("test_records")
     if isinstance(tested, int):
@@ -404,7 +424,7 @@ def _time(stated: object) -> str:
 def _accounting(evidence: Evidence, figures: Epsilons) -> Iterator[Fact]:
     delta, claimed = figures.delta, figures.claimed
     yield Fact("Accountant of the claim", figures.accountant)
-    yield Fact("Computed with", f"dp-accounting {versions_here()['dp-accounting']}")
+    yield Fact("Computed with", f"dp-accounting {evidence.versions.get('dp-accounting', UNKNOWN)}")
     yield Fact("Delta", UNKNOWN if delta is None else f"{delta!r}. {delta_in_words(delta)}")
     yield Fact("Epsilon spent", UNKNOWN if claimed is None else printed(claimed))
     if evidence.settings is not None:
@@ -439,7 +459,7 @@ def _randomness(evidence: Evidence) -> Iterator[Fact]:
 
 def _software(evidence: Evidence) -> Iterator[Fact]:
     used = None if evidence.settings is None else evidence.settings.data.get("versions")
-    for name, version in versions_here().items():
+    for name, version in evidence.versions.items():
         trained = used.get(name) if isinstance(used, dict) else None
         same = f"{trained or UNKNOWN} in training, {version} in this report"
         yield Fact(name, version if trained == version else same)

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from quietgrad._files import file_digest, remove_unfinished, replace_file
-from quietgrad.engine.checkpoint import read_state
+from quietgrad.engine.checkpoint import read_state, whole_weights
 from quietgrad.errors import MissingExtraError
 from quietgrad.runs import schema
 from quietgrad.runs.schema import RunFolderError, parse_object, write_json, writing
@@ -123,27 +123,36 @@ class RunFolder:
             rmtree(left, ignore_errors=True)
 
     def save_model(self, model: nn.Module) -> None:
-        """Keep the trained weights, in `model.safetensors`."""
+        """Keep the trained weights, in `model.safetensors`; of a sharded model on all ranks."""
+        gathered = whole_weights(model)
         with (
             writing(self._model),
             TemporaryDirectory(dir=self.path, prefix=_WEIGHTS, ignore_cleanup_errors=True) as place,
         ):
             unfinished = Path(place) / self._model.name
-            save_model(model, str(unfinished))
+            if gathered is None:
+                save_model(model, str(unfinished))
+            else:
+                save_file(gathered, str(unfinished))
             # A copy, since safetensors makes a file that nobody else may read.
             with unfinished.open("rb") as weights:
                 replace_file(self._model, lambda stream: copyfileobj(weights, stream))
+
+    def drop_model(self) -> None:
+        """Remove weights of an earlier state of the run."""
+        self._model.unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what came out of the run, in `result.json`.
 
         Returns:
-            The same with the SHA-256 of the weights, by which a report identifies them, and the
-            time. A run that was finished before keeps its time.
+            The same with the SHA-256 of the weights, if they are kept, by which a report identifies
+            them, and the time. A run that was finished before keeps its time.
         """
         before = self.result
         finished = schema.now() if before is None else before.get("finished")
-        kept = {**result, "finished": finished, "model_sha256": file_digest(self._model)}
+        weights = file_digest(self._model) if self._model.exists() else None
+        kept = {**result, "finished": finished, "model_sha256": weights}
         write_json(self.path / schema.RESULT, kept)
         return kept
 
@@ -228,13 +237,19 @@ class Checkpointer:
         folder: where to save.
         engine: what to save.
         beside: what else a checkpoint is to hold, by names that an engine does not use.
+        decide: what all ranks do, if this one would save or not; where they must save together.
     """
 
     def __init__(
-        self, folder: RunFolder, engine: "PrivacyEngine", beside: Mapping[str, Any] | None = None
+        self,
+        folder: RunFolder,
+        engine: "PrivacyEngine",
+        beside: Mapping[str, Any] | None = None,
+        decide: Callable[[bool], bool] = bool,
     ) -> None:
         self._folder, self._engine, self._beside = folder, engine, beside or {}
         self._saved_at = self._cost = 0.0
+        self._decide = decide
 
     def save(self) -> None:
         """Save now."""
@@ -245,7 +260,7 @@ class Checkpointer:
 
     def save_if_due(self) -> None:
         """Save, unless saving would take more than its share of the time."""
-        if time.perf_counter() - self._saved_at >= _SAVING_SHARE * self._cost:
+        if self._decide(time.perf_counter() - self._saved_at >= _SAVING_SHARE * self._cost):
             self.save()
 
 

@@ -36,9 +36,9 @@ from quietgrad.errors import QuietgradError
 
 CONFIG, LEDGER, SETTINGS = "config.json", "ledger.jsonl", "settings.json"
 CHECKPOINT, METRICS, MODEL = "checkpoint.pt", "metrics.jsonl", "model.safetensors"
-RESULT, REPORT = "result.json", "report.html"
+RESULT, REPORT, STATED = "result.json", "report.html", "stated.json"
 # What a run writes after its configuration and its ledger.
-LATER_FILES = (SETTINGS, CHECKPOINT, METRICS, MODEL, RESULT, REPORT)
+LATER_FILES = (SETTINGS, CHECKPOINT, METRICS, MODEL, RESULT, REPORT, STATED)
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class RunSettings:
         return cls(
             data,
             delta=require_delta("delta", data["delta"]),
-            accountant=accountants.resolve(data["accountant"]).name,
+            accountant=accountants.require_name(data["accountant"]),
             adjacency=require_adjacency(data["adjacency"]),
             noise_multiplier=require_positive("noise_multiplier", data["noise_multiplier"]),
             noise_multipliers=planned,
@@ -183,7 +183,8 @@ class RunSettings:
         """Whether such a release is one of a run with these settings."""
         planned = self.noise_multipliers
         is_planned = planned is None or event.noise_multiplier in planned
-        return event.sampling == self.sampling and is_planned
+        is_of_data = event.dataset == self.data.get("data_name")
+        return event.sampling == self.sampling and is_planned and is_of_data
 
     @property
     def sensitivity(self) -> float:
@@ -229,10 +230,66 @@ def check_result(result: dict[str, Any]) -> dict[str, Any]:
     if epsilon is not None and not is_valid:  # infinity is valid: with too little noise
         raise ValueError(f"epsilon={epsilon!r} is not valid: expected a number >= 0")
     if accountant is not None:
-        accountants.resolve(str(accountant))
+        accountants.require_name(accountant)
     if private.get("delta") is not None:
         require_delta("delta", private["delta"])
     return result
+
+
+# stated.json
+
+
+EXAMPLES = {
+    "title": "Triage model, version 3",
+    "unit": "one admission to hospital; a patient may have several",
+    "data": "admissions of 2025, one record per patient",
+    "owner": "Data protection office, Example Hospital",
+    "contact": "privacy@hospital.example",
+    "purpose": "sorting new admissions by urgency",
+}
+"""What the user can state in words, with an example of each. No evidence confirms it."""
+
+
+def check_stated(words: Mapping[str, object]) -> dict[str, str]:
+    """What the user states, each on one line; nothing of what is None."""
+    unknown = sorted(set(words) - set(EXAMPLES))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} cannot be stated: expected {', '.join(EXAMPLES)}")
+    found = {}
+    for name, example in EXAMPLES.items():
+        value = words.get(name)
+        if value is None:
+            continue
+        expected = f"expected plain text, such as {name}={example!r}"
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise TypeError(f"{name}={value!r} is not valid: {expected}, got {kind}")
+        if not value.strip():
+            raise ValueError(
+                f"{name}={value!r} is not valid: {expected}. Leave it out to state none"
+            )
+        found[name] = " ".join(value.split())
+    return found
+
+
+def stated_delta(folder: Path) -> float | None:
+    """The delta of the run in a folder, by its settings or its configuration; None without one."""
+
+    def settings(text: str) -> float:
+        return RunSettings.from_dict(parse_object(text)).delta
+
+    def config(text: str) -> float | None:
+        options = check_config(parse_object(text)).get("settings") or {}
+        found: float | None = options.get("delta")
+        return found
+
+    found = read_file(folder / SETTINGS, settings, {})
+    return read_file(folder / CONFIG, config, {}) if found is None else found
+
+
+def read_stated(folder: Path) -> dict[str, str]:
+    """What was stated of a run so far."""
+    return read_file(folder / STATED, lambda text: check_stated(parse_object(text)), {}) or {}
 
 
 def _require_seed(data: Mapping[str, Any]) -> None:
@@ -353,6 +410,7 @@ class RunFiles:
         metrics: one mapping per epoch.
         result: what came out of the run; None if it did not finish.
         checkpoint: from where the run would continue; None if there is none.
+        stated: what the user stated in words.
         hashes: SHA-256 of the files that were read.
         notices: what is unusual about the files.
     """
@@ -363,6 +421,7 @@ class RunFiles:
     metrics: tuple[dict[str, Any], ...] = ()
     result: Mapping[str, Any] | None = None
     checkpoint: CheckpointSummary | None = None
+    stated: Mapping[str, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -389,6 +448,7 @@ def read_run(ledger_path: Path, folder: Path | None) -> RunFiles:
     settings = read(SETTINGS, lambda text: RunSettings.from_dict(parse_object(text)))
     config = read(CONFIG, lambda text: check_config(parse_object(text)))
     result = read(RESULT, lambda text: check_result(parse_object(text)))
+    stated = read(STATED, lambda text: check_stated(parse_object(text))) or {}
     checkpoint = None
     if folder is not None and (folder / CHECKPOINT).exists():
         try:
@@ -409,6 +469,7 @@ def read_run(ledger_path: Path, folder: Path | None) -> RunFiles:
         metrics,
         result,
         checkpoint,
+        stated,
         hashes={LEDGER: file_digest(ledger_path), **hashes},
         notices=(*(f"{each.message}." for each in caught), *notices),
     )
@@ -421,7 +482,7 @@ def read_file(path: Path, parse: Callable[[str], T], hashes: dict[str, str]) -> 
     try:
         content = path.read_bytes()
         found = parse(content.decode())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(
             f"{path} cannot be understood ({error}): restore a copy of it"
         ) from error

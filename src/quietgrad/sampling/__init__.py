@@ -23,6 +23,7 @@ from quietgrad.sampling.samplers import (
     ShuffledSampler,
     names,
     population,
+    register,
     require_batch_size,
     resolve,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "ShuffledSampler",
     "names",
     "population",
+    "register",
     "require_batch_size",
     "resolve",
 ]

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -392,6 +392,11 @@ class BatchLoader:
         return self.draws.length
 
     @property
+    def left(self) -> int:
+        """The number of logical batches that the next `iter` walks, at most."""
+        return len(self) - self._next.step
+
+    @property
     def dataset(self) -> Dataset[Any]:
         """As passed."""
         return self._dataset
@@ -497,13 +502,16 @@ class BatchLoader:
         parts = [own[start : start + size] for start in range(0, len(own), size)]
         return Share(parts + [Idle([0])] * (count - len(parts)), indices)
 
-    def _data_loader(self, ahead: Lookahead, start: Position) -> DataLoader[Any]:
-        # Without a generator of its own, DataLoader takes its workers' seed from the global one.
-        seed = worker_seed(self._seed, start.pass_number, start.step)
+    def _data_loader(self, ahead: Lookahead, start: Position) -> Iterable[Any]:
         dataset, options = self._dataset, self._loader_options
         # Workers keep the data set itself, which their worker_init_fn may look at and change.
         if not (self._collate_fn or options["num_workers"]) and Rows.can_load(dataset):
-            dataset, options = Rows(dataset), {**options, "collate_fn": _as_it_is}
+            rows = Rows(dataset)
+            if not options["pin_memory"]:
+                return map(rows.__getitems__, ahead)
+            dataset, options = rows, {**options, "collate_fn": _as_it_is}
+        # Without a generator of its own, DataLoader takes its workers' seed from the global one.
+        seed = worker_seed(self._seed, start.pass_number, start.step)
         return DataLoader(
             dataset,
             batch_sampler=ahead,

@@ -395,6 +395,33 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
+_OWN = "own-"  # begins the names of others, so that a report knows them from a mistake
+
+
+def register(name: str, sampler: Callable[[], Sampler]) -> None:
+    """Make a sampler of your own available by a name that begins with "own-".
+
+    Each batch is held to what the sampler states, as far as that can be checked.
+
+    Args:
+        name: cannot be replaced.
+        sampler: makes it anew for every engine, for example ``lambda: OwnSampler(batches,
+            accounted_as=quietgrad.accounting.Passes(length))``.
+    """
+    if not isinstance(name, str) or not name.startswith(_OWN) or ":" in name:
+        raise ValueError(
+            f"name={name!r} is not valid: expected one that begins with {_OWN!r}, without a colon"
+        )
+    if name in _REGISTRY:
+        raise ValueError(f"sampling {name!r} exists already: register under another name")
+    if not callable(sampler):
+        raise TypeError(
+            f"register takes a function that makes a sampler, got {described(sampler)}: expected"
+            " for example lambda: OwnSampler(batches, accounted_as=...)"
+        )
+    _REGISTRY[name] = sampler
+
+
 def resolve(spec: str | Sampler) -> Sampler:
     """The sampler of this name, or the given one.
 
@@ -422,7 +449,13 @@ def _by_name(spec: str) -> Sampler:
     if name not in _REGISTRY:
         raise unknown_name("sampling", name, names(), ", and 'poisson:320' for a largest batch")
     if not colon:
-        return _REGISTRY[name]()
+        made = _REGISTRY[name]()
+        if isinstance(made, type) or not isinstance(made, Sampler):
+            raise TypeError(
+                f"the sampler registered as {name!r} is {described(made)}: expected a Sampler"
+                " instance, such as quietgrad.sampling.OwnSampler(...)"
+            )
+        return made
     if name != "poisson":
         raise ValueError(f"sampler {spec!r} is not valid: {name!r} has no options")
     if not (option.isascii() and option.isdecimal()):

@@ -131,7 +131,7 @@ class Rounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.tensor(grad.tolist(), dtype=grad.dtype)
+        return torch.tensor(grad.tolist(), dtype=grad.dtype, device=grad.device)
 
 
 _rounded = Rounded.apply

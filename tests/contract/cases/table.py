@@ -67,7 +67,8 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 def score(output: Tensor) -> Tensor:
     """One number per sample that depends on every entry of it, differently for each."""
     flat = output.reshape(len(output), -1)
-    return (flat.sin() * torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)).sum(1)
+    weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype, device=flat.device)
+    return (flat.sin() * weights).sum(1)
 
 
 def scored(model: nn.Module, *samples: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ def embedding_bag(
     places, valid = _places_of_bags(call, input, offsets, include_last_offset, weight)
     # One more id, which no bag has, for the places that lie behind a bag's last one.
     ids = F.pad(input.flatten().long(), (0, 1))[places]
-    bags = torch.arange(len(valid), device=valid.device).repeat_interleave(valid.sum(1))
+    bags = torch.arange(len(valid), device=valid.device)
+    bags = bags.repeat_interleave(valid.sum(1), output_size=input.numel())
     if padding_idx is not None:
         valid = valid & ids.ne(padding_idx % weight.shape[0])
     if mode == "max":

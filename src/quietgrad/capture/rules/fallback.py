@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,20 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quietgrad.capture.call import Call
 from quietgrad.capture.compare import has_digits
+from quietgrad.capture.draws import RandomState, with_generators
 from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import HiddenFunction
 from quietgrad.capture.owners import OwnedLayout
 from quietgrad.errors import UnsupportedOperationError
-from quietgrad.factors.base import Dense, Factor, content_of
+from quietgrad.factors.base import (
+    Dense,
+    Factor,
+    Verdict,
+    all_of,
+    any_of,
+    content_of,
+    verdict_of,
+)
 
 _FLOATS_AT_ONCE = 2**22
 _AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the same operation, run twice
@@ -64,13 +73,14 @@ def _run(
     leaves, structure = tree_flatten((args, kwargs))
     leaves = [call.own_copies(leaf) for leaf in leaves]
     values = [call.value(leaf) for leaf in leaves]
-    states = _random_states(values)
+    devices = with_generators(value for value in values if isinstance(value, Tensor))
+    before = RandomState(devices, foreign=False)
     inner_args, inner_kwargs = tree_unflatten(values, structure)
     result = function(*inner_args, **inner_kwargs)
     managed = [place for place, leaf in enumerate(leaves) if call.is_managed(leaf)]
     if not managed:
         return result
-    if any(not torch.equal(*pair) for pair in zip(states, _random_states(values), strict=True)):
+    if before.find_moved():
         raise call.refuse("it draws random numbers, and no rule captures it", REMEDY, *leaves)
     outputs, shape = tree_flatten(result)
     if not any(isinstance(output, Tensor) for output in outputs):
@@ -208,13 +218,16 @@ def _factor(
         output = operation.run(given, number)
     except RuntimeError as error:
         raise failed from error
-    if not _is_close(content_of(output), content):
+    is_alike = _is_close(content_of(output), content)
+    if is_alike is False:
+        raise unlike
+    alone = _pull_alone(operation, given, place, number, output, layout, grad)
+    if not is_alike:  # on a device all verdicts are read here
         raise unlike
     if not output.requires_grad:
         return Dense(source.new_zeros(layout.batch, *source.shape).detach())
-    alone = _pull_alone(operation, given, place, number, output, layout, grad)
-    if alone is not None:
-        return Dense(alone)
+    if alone is not None and alone.is_exact:
+        return Dense(alone.gradients)
     gradients = _pull_rows(output, source, layout, grad, failed)
     is_whole = layout.split(output.isfinite() & grad.isfinite(), 0).all(1)
     spoiled = is_whole & ~_are_finite(gradients)
@@ -284,6 +297,13 @@ def _pull(
             raise failed from error
 
 
+class _Alone(NamedTuple):
+    """Gradients of samples that were run one by one, and whether that is the same."""
+
+    gradients: Tensor
+    is_exact: Verdict
+
+
 def _pull_alone(
     operation: _Operation,
     given: Sequence[Tensor],
@@ -292,7 +312,7 @@ def _pull_alone(
     output: Tensor,
     layout: Layout,
     grad: Tensor,
-) -> Tensor | None:
+) -> _Alone | None:
     """The gradients of samples that are run one by one; None if that is not the same.
 
     Data are tensors with as many rows as the output. The rows of every sample must be those that it
@@ -300,11 +320,11 @@ def _pull_alone(
     """
     rows = len(grad) if grad.ndim else 0
     is_fit = operation.is_torchs_own and layout == Layout(layout.batch) and layout.batch > 1
-    if not is_fit or rows % layout.batch:
+    if not is_fit or rows % layout.batch or not output.requires_grad:
         return None
     source, each = given[place], rows // layout.batch
     shared = (*operation.shared, place)
-    gradients = []
+    gradients, verdicts = [], list[Verdict]()
     try:
         for start in range(0, rows, each):
             own = slice(start, start + each)
@@ -315,26 +335,28 @@ def _pull_alone(
                 ],
                 number,
             )
-            if not _is_equal(part.detach(), output.detach()[own]):
+            verdicts.append(_is_equal(part.detach(), output.detach()[own]))
+            if verdicts[-1] is False:
                 return None
             gradients.append(torch.autograd.grad(part, source, grad[own].to(part.dtype))[0])
         (total,) = torch.autograd.grad(output, source, grad.to(output.dtype), retain_graph=True)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None  # sizes of the whole batch among the arguments, or no gradient at all
     stacked = torch.stack(gradients)
-    if not total.isfinite().all():
-        return stacked  # a sample that is not finite: there is nothing to compare with
-    return stacked if _is_equal(stacked.sum(0), total, stacked.abs().sum(0)) else None
+    # With a sample that is not finite there is nothing to compare with.
+    is_broken = verdict_of(~total.isfinite().all())
+    is_sum = _is_equal(stacked.sum(0), total, stacked.abs().sum(0))
+    return _Alone(stacked, all_of((*verdicts, any_of((is_broken, is_sum)))))
 
 
-def _is_equal(found: Tensor, expected: Tensor, sizes: Tensor | None = None) -> bool:
+def _is_equal(found: Tensor, expected: Tensor, sizes: Tensor | None = None) -> Verdict:
     """Up to rounding, in terms of the largest of ``sizes``; what is not finite is so in both."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     finite = expected.isfinite()
     sizes = (expected.abs() if sizes is None else sizes).where(finite, 0.0)
     allowed = _AGREEMENT.get(sizes.dtype, 0.05) * (sizes.max() if sizes.numel() else 0.0)
-    return bool(((found - expected).abs() <= allowed).where(finite, ~found.isfinite()).all())
+    return verdict_of(((found - expected).abs() <= allowed).where(finite, ~found.isfinite()).all())
 
 
 def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:
@@ -349,17 +371,9 @@ def _rows_of_each(layout: Layout, grad: Tensor, samples: range) -> Tensor:
     return torch.where(is_own, grad, grad.new_zeros(()))
 
 
-def _is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether sums and norms differ by no more than a share of the norm."""
-    if not expected.isfinite().all():
-        return torch.equal(found.isfinite(), expected.isfinite())
+def _is_close(found: Tensor, expected: Tensor) -> Verdict:
+    """Whether sums and norms differ by no more than a share of the norm, or are not finite both."""
     allowed = _AGREEMENT.get(found.dtype, 0.05) * expected[1]
-    return bool(((found - expected).abs() <= allowed).all())
-
-
-def _random_states(values: Sequence[Any]) -> list[Tensor]:
-    """Of the generators that an operation on these values would draw from."""
-    devices = {value.device for value in values if isinstance(value, Tensor)}
-    return [torch.get_rng_state()] + [
-        torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"
-    ]
+    is_close = ((found - expected).abs() <= allowed).all()
+    is_same_kind = found.isfinite().eq(expected.isfinite()).all()
+    return verdict_of(torch.where(expected.isfinite().all(), is_close, is_same_kind))

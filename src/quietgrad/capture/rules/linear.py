@@ -346,7 +346,7 @@ def _operand_factor(
                 "each sample and cannot be trained privately"
             )
         # Rows that were made for the samples, such as a stack of copies: each has its own.
-        layout = OwnedLayout.of(layout, grad.shape)
+        layout = OwnedLayout.of(layout, grad.shape, grad.device)
     if isinstance(layout, OwnedLayout):
         rows = _OwnedRows(layout, output_term)
         gradient, term = rows.mark(grad, output_term)

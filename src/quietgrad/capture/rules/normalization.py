@@ -37,9 +37,10 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """Normalization over the last dimensions."""
+    # Not by way of F, which asks again whether somebody is watching.
     values = call.value(weight), call.value(bias)
-    output = F.layer_norm(input, normalized_shape, *values, eps)
-    normalize = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    output = torch.layer_norm(input, normalized_shape, *values, eps, cudnn_enable)
+    normalize = partial(torch.layer_norm, normalized_shape=normalized_shape, eps=eps)
     return _watch_trailing(call, output, input, (weight, bias), normalized_shape, normalize)
 
 

@@ -17,8 +17,10 @@ from quietgrad.capture.layout import Layout
 from quietgrad.capture.operations import rule
 from quietgrad.capture.rules.embedding import look_up
 from quietgrad.capture.rules.fallback import run_per_sample
-from quietgrad.factors.base import Factor
+from quietgrad.factors.base import Factor, Verdict, verdict_of
 from quietgrad.factors.gather import Gather
+
+_INTEGERS = (torch.int64, torch.int32)
 
 
 @rule(Tensor.__getitem__)
@@ -27,12 +29,14 @@ def getitem(call: Call, input: Tensor, index: Any) -> Tensor:
     rows = index
     if isinstance(index, tuple) and index and all(_is_everything(part) for part in index[1:]):
         rows = index[0]
-    is_integral = isinstance(rows, Tensor) and rows.dtype in (torch.int64, torch.int32)
+    is_integral = isinstance(rows, Tensor) and rows.dtype in _INTEGERS
     if is_integral and call.is_managed(input):
         if rows.ndim == 0:
             return call.choose(input, rows)
         return look_up(call, input, rows, None, lambda table: table[rows])
-    return select(call, input, index)
+    parts = index if isinstance(index, tuple) else (index,)
+    are_numbers = all(isinstance(p, Tensor) and p.dtype in _INTEGERS for p in parts)
+    return _select(call, (input, index), kept=input.ndim - len(parts) if are_numbers else None)
 
 
 @rule(torch.index_select, Tensor.index_select)
@@ -40,14 +44,20 @@ def index_select(call: Call, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Rows, or slices along any other dimension."""
     if dim % max(1, input.ndim) == 0 and index.ndim == 1 and call.is_managed(input):
         return look_up(call, input, index, None, lambda table: table.index_select(0, index))
-    return select(call, input, dim, index)
+    kept = input.ndim - 1 - dim % max(1, input.ndim)
+    return _select(call, (input, dim, index), kept=kept)
 
 
 @rule(torch.gather, Tensor.gather, torch.take_along_dim, Tensor.take_along_dim)
 @rule(torch.take, Tensor.take, torch.masked_select, Tensor.masked_select)
 def select(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Any operation whose output is made of entries of its first argument."""
-    input, *rest = args or (kwargs.pop("input"),)
+    return _select(call, args or (kwargs.pop("input"),), **kwargs)
+
+
+def _select(call: Call, args: tuple[Any, ...], *, kept: int | None = None, **kwargs: Any) -> Tensor:
+    """The same; ``kept`` trailing dimensions are taken as they are, if that is known."""
+    input, *rest = args
     spread = call.own_copies(input)
     if not call.is_managed(spread):
         chosen: Tensor = call.function(spread, *rest, **kwargs)  # each sample has its own copy
@@ -58,7 +68,7 @@ def select(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     numbers = torch.arange(input.numel(), device=input.device).view(input.shape)
     places = call.function(numbers, *rest, **kwargs)
     output = call.value(input).take(places)
-    ids, trailing = _as_rows(places, input.shape)
+    ids, trailing = _as_rows(places, input.shape, kept)
     make = partial(_entries, trailing=trailing, shape=input.shape)
     return call.watch(output, [(input, make)], saved=[ids], dims=places.ndim - trailing)
 
@@ -68,18 +78,29 @@ def _is_everything(part: Any) -> bool:
     return part is Ellipsis or (isinstance(part, slice) and part == slice(None))
 
 
-def _as_rows(places: Tensor, shape: torch.Size) -> tuple[Tensor, int]:
-    """Numbers of whole rows, and how many trailing dimensions a row has; entries are rows, too."""
+def _as_rows(places: Tensor, shape: torch.Size, kept: int | None) -> tuple[Tensor, int]:
+    """Numbers of whole rows, and how many trailing dimensions a row has; entries are rows, too.
+
+    Whether they are whole is looked at, if it is not known how many dimensions are ``kept``.
+    """
+    found: list[tuple[Tensor, int, Verdict]] = []
     for trailing in range(min(len(shape), places.ndim - 1), 0, -1):
         if places.shape[-trailing:] != shape[-trailing:] or not places.numel():
             continue
         width = shape[-trailing:].numel()
         rows = places.flatten(-trailing)
         first = rows[..., 0]
-        along = torch.arange(width, device=places.device)
-        if bool((first % width == 0).all()) and torch.equal(rows, first.unsqueeze(-1) + along):
+        if kept is None:
+            along = torch.arange(width, device=places.device)
+            is_whole = first.remainder(width).eq(0).unsqueeze(-1) & (rows - along).eq(
+                first[..., None]
+            )
+            found.append((first // width, trailing, verdict_of(is_whole.all())))
+            if found[-1][-1] is True:
+                break
+        elif kept == trailing:
             return first // width, trailing
-    return places, 0
+    return next(((ids, trailing) for ids, trailing, is_whole in found if is_whole), (places, 0))
 
 
 def _entries(

@@ -1,0 +1,164 @@
+"""Scripts that cannot be made private as they are get a message that says what to do."""
+
+import pytest
+import torch
+import transformers as hf
+from tests.integrations.trainers import arguments, bert, pad, texts, trainer
+from torch.utils.data import IterableDataset
+
+from quietgrad.errors import EngineStateError, IntegrationError, SampleMixingError
+from quietgrad.integrations.transformers import PrivateTrainer, PrivateTrainerMixin
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(texts(8))
+
+
+def test_streams_are_refused_with_what_to_do(tmp_path):
+    with pytest.raises(IntegrationError, match=r"Stream, a stream .*from_generator"):
+        trainer(tmp_path, data=Stream())
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_list(texts(8)).to_iterable_dataset()
+    with pytest.raises(IntegrationError, match="IterableDataset, a stream"):
+        trainer(tmp_path, data=stream, max_steps=3)
+
+
+class Weighted(hf.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        raise AssertionError("not called")
+
+
+class WeightedPrivately(PrivateTrainerMixin, Weighted):
+    pass
+
+
+class PerSample(PrivateTrainerMixin, Weighted):
+    def per_sample_losses(self, model, inputs):
+        return super().per_sample_losses(model, inputs) * 2
+
+
+class Sampled(PrivateTrainer):
+    def get_train_dataloader(self):
+        raise AssertionError("not called")
+
+
+def test_losses_of_the_batch_are_refused(tmp_path):
+    with pytest.raises(IntegrationError, match=r"compute_loss_func= .* per_sample_loss="):
+        trainer(tmp_path, compute_loss_func=lambda *args, **kwargs: None)
+    with pytest.raises(IntegrationError, match=r"Weighted overrides compute_loss.*per_sample_los"):
+        trainer(tmp_path, kind=WeightedPrivately)
+    trainer(tmp_path, kind=PerSample)
+    with pytest.raises(IntegrationError, match="Sampled overrides get_train_dataloader"):
+        trainer(tmp_path, kind=Sampled)
+
+
+def test_a_loss_of_ones_own_must_have_one_entry_per_sample(tmp_path):
+    run = trainer(tmp_path, per_sample_loss=lambda outputs, batch: outputs.logits.mean())
+    with pytest.raises(Exception, match="one loss per sample; it is a scalar"):
+        run.train()
+    assert not run.engine.ledger.steps
+
+
+def test_missing_labels_are_named(tmp_path):
+    rows = texts(24)
+
+    def collate(rows):
+        batch = pad(rows)
+        del batch["labels"]
+        return batch
+
+    with pytest.raises(IntegrationError, match="no 'labels'; it has attention_mask, input_ids"):
+        trainer(tmp_path, data=rows, data_collator=collate).train()
+
+
+class Scaled(hf.BertForSequenceClassification):
+    """Adds something to its loss that does not follow from the logits."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        outputs = super().forward(input_ids, attention_mask, labels=labels)
+        if outputs.loss is not None:
+            outputs.loss = outputs.loss + 1
+        return outputs
+
+
+def test_a_model_with_another_loss_than_that_of_its_task_is_refused(tmp_path):
+    model = Scaled(bert().config)
+    with pytest.raises(IntegrationError, match="no loss per sample is known for Scaled"):
+        trainer(tmp_path, model).train()
+    Scaled.__name__ = "BertForSequenceClassification"
+    with pytest.raises(IntegrationError, match="has another loss than Classification"):
+        trainer(tmp_path, model).train()
+
+
+def test_padding_that_counts_is_refused(tmp_path):
+    def collate(rows):
+        batch = pad(rows)
+        del batch["attention_mask"]
+        return batch
+
+    with pytest.raises(SampleMixingError, match="padding counts"):
+        trainer(tmp_path, data_collator=collate).train()
+
+
+def test_engine_options_are_those_of_the_engine(tmp_path):
+    with pytest.raises(IntegrationError, match="'epochs', which follows from other arguments"):
+        trainer(tmp_path, engine_options={"epochs": 3})
+    with pytest.raises(IntegrationError, match=r"'clip', which is no option.* clipping"):
+        trainer(tmp_path, engine_options={"clip": 1.0})
+
+
+def test_searches_are_refused(tmp_path):
+    with pytest.raises(IntegrationError, match=r"every trial.*accounting.tuned"):
+        trainer(tmp_path).hyperparameter_search()
+
+
+def test_there_is_no_engine_before_training(tmp_path):
+    with pytest.raises(EngineStateError, match=r"no engine yet: trainer.train\(\) makes it"):
+        _ = trainer(tmp_path).engine
+    with pytest.raises(IntegrationError, match="pass train_dataset="):
+        PrivateTrainer(bert(), arguments(tmp_path), delta=1e-3, epsilon=3.0).train()
+
+
+def test_several_devices_and_a_scaler_of_accelerate_are_refused(tmp_path, monkeypatch):
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(IntegrationError, match=r"2 devices .* torchrun"):
+        PrivateTrainer(bert(), args, train_dataset=texts(8), delta=1e-3, epsilon=3.0)
+    run = trainer(tmp_path)
+    for name, match in (("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")):
+        from quietgrad.integrations.trainer_checks import check_accelerator
+
+        setattr(run, name, True)
+        with pytest.raises(IntegrationError, match=f"{match} is switched on"):
+            check_accelerator(run)
+        setattr(run, name, False)
+    run.accelerator.state._mixed_precision = "fp16"
+    with pytest.raises(IntegrationError, match=r"mixed precision 'fp16' .* bf16=True"):
+        check_accelerator(run)
+    run.accelerator.state._mixed_precision = "no"
+
+
+def test_another_loader_is_noticed_when_it_is_used(tmp_path):
+    run = trainer(tmp_path)
+    with pytest.raises(IntegrationError, match="does not come from the engine"):
+        run.training_step(run.model, pad(texts(4)))
+
+
+def test_a_callback_cannot_step_or_differentiate_by_itself(tmp_path):
+    class Steps(hf.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+
+        def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+            optimizer.optimizer.inner.step()
+
+    with pytest.raises(Exception, match="engine"):
+        trainer(tmp_path, callbacks=[Steps()]).train()
+
+
+def test_a_release_of_transformers_without_a_method_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delattr(hf.Trainer, "_init_training_state")
+    with pytest.raises(IntegrationError, match=r"has no Trainer._init_training_state"):
+        trainer(tmp_path)

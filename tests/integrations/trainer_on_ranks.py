@@ -1,0 +1,45 @@
+"""Started by torchrun, or alone: trains with `PrivateTrainer`, and writes what came of it.
+
+Usage: trainer_on_ranks.py FOLDER KINDS [resume]
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+import torch.distributed as dist
+from tests.integrations.trainers import bert, lora, texts, trainer, weights
+
+FOLDER, KINDS, *REST = sys.argv[1:]
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def train(kind):
+    model = bert()
+    model = lora(model) if kind == "lora" else model
+    if RANK and kind == "full":  # the weights of the first process count
+        torch.nn.init.normal_(model.get_parameter("classifier.weight"))
+    run = trainer(
+        Path(FOLDER, kind), model, optim="sgd", lr_scheduler_type="linear",
+        per_device_train_batch_size=2, logging_steps=1, save_strategy="epoch", bf16=kind == "bf16",
+        # Else transformers multiplies the loss of an evaluation by the number of processes.
+        eval_strategy="epoch", eval_dataset=texts(8, 1), average_tokens_across_devices=False,
+    )  # fmt: skip
+    run.train(resume_from_checkpoint=REST == ["resume"] or None)
+    return {
+        "weights": weights(run.model).tolist(),
+        "epsilon": run.engine.epsilon(),
+        "steps": run.engine.steps_taken,
+        "ranks": run.engine.ranks,
+        "logs": run.state.log_history,
+    }
+
+
+found = {kind: train(kind) for kind in KINDS.split(",")}
+Path(FOLDER, f"{RANK}-of-{RANKS}.json").write_text(json.dumps(found))
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -15,11 +15,9 @@ train = TensorDataset(images[:1437], labels[:1437])
 accelerator = PrivateAccelerator()
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 110)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 120)
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-engine = qg.PrivacyEngine(
-    model, optimizer, train, batch_size=128, epochs=10, epsilon=3.0, delta=1e-4
-)
+engine = qg.PrivacyEngine(model, optimizer, train, batch_size=128, epochs=10, epsilon=3, delta=1e-4)
 accelerator.register_for_checkpointing(engine)
 for _ in range(10):
     for batch in engine.batches():

@@ -35,17 +35,14 @@ class Digits(L.LightningModule):
 if __name__ == "__main__":
     digits = load_digits()
     images, labels = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
-    train, held_out = (
-        TensorDataset(images[:1437], labels[:1437]),
-        TensorDataset(images[1437:], labels[1437:]),
-    )
+    train = TensorDataset(images[:1437], labels[:1437])
+    held_out = TensorDataset(images[1437:], labels[1437:])
 
-    strategy = PrivateStrategy(epsilon=3.0, delta=1e-4)
-    trainer = L.Trainer(max_epochs=10, strategy=strategy)
+    trainer = L.Trainer(max_epochs=10, strategy=PrivateStrategy(epsilon=3.0, delta=1e-4))
     trainer.fit(
         Digits(),
         DataLoader(train, batch_size=128, shuffle=True),
         DataLoader(held_out, batch_size=360),
     )
     print(f"accuracy on held-out digits: {trainer.callback_metrics['accuracy']:.1%}")
-    print(strategy.engine.report("report.html", title="Digits").verdict.sentence)
+    print(trainer.strategy.engine.report("report.html", title="Digits").verdict.sentence)

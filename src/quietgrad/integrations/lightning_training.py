@@ -36,9 +36,16 @@ from quietgrad.integrations.lightning_ranks import Ranks
 from quietgrad.sampling.samplers import resolve
 
 _KEY = "quietgrad"
-_FROM_LOADER = ("batch_size", "collate_fn", "num_workers", "pin_memory")
-_FROM_TRAINER = ("epochs",)
-_NOT_HERE = ("pipeline",)
+_LOADER, _TRAINER, _LOOP = (
+    "it is that of the training DataLoader",
+    "it follows from Trainer(max_epochs=, max_steps=, limit_train_batches=)",
+    "it needs a loop of your own, with quietgrad.PrivacyEngine",
+)
+_GIVEN = {
+    **dict.fromkeys(("batch_size", "collate_fn", "num_workers", "pin_memory"), _LOADER),
+    "epochs": _TRAINER,
+    "pipeline": _LOOP,
+}
 _HELD_BY_LIGHTNING = ("model", "optimizer")
 
 
@@ -151,11 +158,13 @@ class PrivateTraining(Ranks):
     def setup(self, trainer: Any) -> None:
         """Make the engine, once model, optimizer and data are known."""
         self._source, self._is_beginning = None, True
-        super().setup(trainer)
-        if trainer.state.fn == "fit":
-            trainer.fit_loop.setup_data()  # which calls process_dataloader, unless it was called
-            self._begin(trainer, self._source)
-        self._is_beginning = False
+        try:
+            super().setup(trainer)
+            if trainer.state.fn == "fit":
+                trainer.fit_loop.setup_data()  # which calls process_dataloader, if none did before
+                self._begin(trainer, self._source)
+        finally:
+            self._is_beginning = False
 
     def _begin(self, trainer: Any, source: LoaderSource | None) -> None:
         if source is None:
@@ -395,17 +404,12 @@ def _guard(results: Any, public: tuple[str, ...]) -> Any:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    known = list(inspect.signature(PrivacyEngine).parameters)[3:]
-    sources = dict.fromkeys(_FROM_LOADER, "it is that of the training DataLoader")
-    sources |= dict.fromkeys(
-        _FROM_TRAINER, "it follows from Trainer(max_epochs=, max_steps=, limit_train_batches=)"
-    )
-    sources |= dict.fromkeys(_NOT_HERE, "it needs a loop of your own, with quietgrad.PrivacyEngine")
+    _, _, _, *known = inspect.signature(PrivacyEngine).parameters
     for name in options:
-        if name in sources:
-            raise IntegrationError(f"PrivateStrategy({name}=...): {sources[name]}. Leave it out.")
+        if name in _GIVEN:
+            raise IntegrationError(f"PrivateStrategy({name}=...): {_GIVEN[name]}. Leave it out.")
         if name not in known:
             raise TypeError(
                 f"PrivateStrategy() has no argument {name!r}: expected one of "
-                f"{', '.join(each for each in known if each not in sources)}"
+                f"{', '.join(each for each in known if each not in _GIVEN)}"
             )

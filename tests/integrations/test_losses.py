@@ -9,8 +9,8 @@ from tests.integrations.trainers import hf
 
 from quietgrad.errors import IntegrationError, LossError
 from quietgrad.integrations.losses import (
-    Classification,
     QuestionAnswering,
+    SequenceClassification,
     Tokens,
     default_loss,
 )
@@ -134,7 +134,9 @@ def test_class_weights_and_smoothing_are_those_of_torch(shift):
 def test_weights_of_classes_are_not_divided_by_those_of_other_samples():
     torch.manual_seed(0)
     logits, weights = torch.randn(3, 3), torch.tensor([1.0, 0.5, 2.0])
-    found = Classification(class_weights=weights.tolist())({"logits": logits}, {"labels": CLASSES})
+    found = SequenceClassification(class_weights=weights.tolist())(
+        {"logits": logits}, {"labels": CLASSES}
+    )
     plain = F.cross_entropy(logits, CLASSES, reduction="none")
     torch.testing.assert_close(found, plain * weights[CLASSES])
 
@@ -168,15 +170,15 @@ def test_bad_input_is_named():
         ({"label_smoothing": 2}, "from 0 to 1"),
     ]:
         with pytest.raises(ValueError, match=match):
-            Classification(**options)
+            SequenceClassification(**options)
     with pytest.raises(LossError, match="2 numbers, and the model 3 classes"):
-        Classification(class_weights=[1.0, 2.0])(logits, {"labels": CLASSES})
+        SequenceClassification(class_weights=[1.0, 2.0])(logits, {"labels": CLASSES})
     with pytest.raises(IntegrationError, match="no 'labels'; it has input_ids"):
-        Classification()(logits, {"input_ids": CLASSES})
+        SequenceClassification()(logits, {"input_ids": CLASSES})
     with pytest.raises(IntegrationError, match="returned no 'start_logits'"):
         QuestionAnswering()(logits, SPANS)
     with pytest.raises(IntegrationError, match="this is regression"):
-        loss = Classification(label_smoothing=0.1, problem_type="regression")
+        loss = SequenceClassification(label_smoothing=0.1, problem_type="regression")
         loss({"logits": torch.randn(3, 1)}, {"labels": NUMBERS})
     with pytest.raises(IntegrationError, match="question answering"):
         default_loss(_bert("QuestionAnswering"), label_smoothing=0.1)

@@ -177,11 +177,13 @@ def test_optim_args(tmp_path):
 
 
 def test_smoothed_labels_are_those_of_the_loss(tmp_path):
-    from quietgrad.integrations.losses import Classification
+    from quietgrad.integrations.losses import SequenceClassification
 
     options = {"num_train_epochs": 1, "optim": "sgd"}
     smoothed = trainer(tmp_path / "a", label_smoothing_factor=0.3, **options)
-    own = trainer(tmp_path / "b", per_sample_loss=Classification(label_smoothing=0.3), **options)
+    own = trainer(
+        tmp_path / "b", per_sample_loss=SequenceClassification(label_smoothing=0.3), **options
+    )
     plain = trainer(tmp_path / "c", **options)
     for each in (smoothed, own, plain):
         each.train()

@@ -87,7 +87,7 @@ def test_a_model_with_another_loss_than_that_of_its_task_is_refused(tmp_path):
     with pytest.raises(IntegrationError, match="no loss per sample is known for Scaled"):
         trainer(tmp_path, model).train()
     Scaled.__name__ = "BertForSequenceClassification"
-    with pytest.raises(IntegrationError, match="has another loss than Classification"):
+    with pytest.raises(IntegrationError, match="has another loss than SequenceClassification"):
         trainer(tmp_path, model).train()
 
 

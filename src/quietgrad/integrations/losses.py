@@ -26,7 +26,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Classification:
+class SequenceClassification:
     """Of texts, images or sounds, from ``logits [B, C]``; also several labels, and regression.
 
     Attributes:
@@ -185,7 +185,7 @@ def default_loss(model: nn.Module, label_smoothing: float = 0.0) -> PerSampleLos
         kind = getattr(config, "problem_type", None)
         if kind is None and getattr(config, "num_labels", None) == 1:
             kind = "regression"
-        return Classification(label_smoothing=label_smoothing, problem_type=kind)
+        return SequenceClassification(label_smoothing=label_smoothing, problem_type=kind)
     if is_for("TOKEN_CLASSIFICATION", "MASKED_LM"):
         return Tokens(label_smoothing=label_smoothing)
     if is_for("SEQ_TO_SEQ_CAUSAL_LM") and getattr(config, "is_encoder_decoder", False):

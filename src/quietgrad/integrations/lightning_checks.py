@@ -78,7 +78,7 @@ TRAINER_ARGUMENTS = {
     "fast_dev_run": Argument("works", "its steps are counted like others"),
     "max_epochs": Argument("works", "the noise is planned for it"),
     "min_epochs": Argument("works", "training ends with the budget all the same"),
-    "max_steps": Argument("works", "the noise is planned for it, in whole passes over the data"),
+    "max_steps": Argument("works", "the noise is planned for it"),
     "min_steps": Argument("works", "training ends with the budget all the same"),
     "max_time": Argument("works", "fewer steps than planned spend less"),
     "limit_train_batches": Argument("works", "an epoch of Lightning has fewer steps"),

@@ -43,7 +43,7 @@ _LOADER, _TRAINER, _LOOP = (
 )
 _GIVEN = {
     **dict.fromkeys(("batch_size", "collate_fn", "num_workers", "pin_memory"), _LOADER),
-    "epochs": _TRAINER,
+    **dict.fromkeys(("epochs", "steps"), _TRAINER),
     "pipeline": _LOOP,
 }
 _HELD_BY_LIGHTNING = ("model", "optimizer")
@@ -170,7 +170,13 @@ class PrivateTraining(Ranks):
         if source is None:
             return  # the Trainer asks for no batches
         optimizer = check_optimizers(self.optimizers)
-        self._engine = self._make_engine(trainer, source, optimizer)
+        self._engine = engine = self._make_engine(trainer, source, optimizer)
+        if engine.steps_per_epoch != (counted := self._steps_per_pass(source)):
+            raise IntegrationError(
+                f"the engine draws {engine.steps_per_epoch} steps of a pass over the data, and the "
+                f"Trainer was told {counted}: it draws something else than elements of the data "
+                "set. Write a loop of your own, with quietgrad.PrivacyEngine."
+            )
         self._batches = None
         self._watch_logs(trainer)
 
@@ -203,24 +209,22 @@ class PrivateTraining(Ranks):
             collate_fn=source.collate_fn,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
-            epochs=self._plan(trainer, self._steps_per_pass(source)),
+            steps=self._plan(trainer, self._steps_per_pass(source)),
             **options,
         )
 
     def _plan(self, trainer: Any, steps_per_pass: int) -> int | None:
-        """Number of passes over the data that the Trainer will take at most."""
+        """Number of steps that the Trainer will take at most."""
         limit = trainer.limit_train_batches
         per_epoch = limit if isinstance(limit, int) else int(limit * steps_per_pass)
         limits = (trainer.max_epochs, min(per_epoch, steps_per_pass)), (trainer.max_steps, 1)
         steps = [int(count * each) for count, each in limits if count is not None and count >= 0]
-        if steps:
-            return max(1, math.ceil(min(steps) / steps_per_pass))
-        if self._options["epsilon"] is not None:
+        if not steps and self._options["epsilon"] is not None:
             raise IntegrationError(
                 "Trainer(max_epochs=-1): epsilon= is kept by noise that is planned for a number of "
                 "steps. Pass max_epochs= or max_steps=, or PrivateStrategy(noise_multiplier=)."
             )
-        return None
+        return max(1, min(steps)) if steps else None
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -350,7 +354,7 @@ class PrivateTraining(Ranks):
             )
         except EngineStateError as error:
             error.add_note(
-                "With PrivateStrategy, batch_size is that of the training DataLoader, and epochs "
+                "With PrivateStrategy, batch_size is that of the training DataLoader, and steps "
                 "follows from Trainer(max_epochs=, max_steps=, limit_train_batches=)."
             )
             raise

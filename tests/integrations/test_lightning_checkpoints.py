@@ -172,10 +172,10 @@ def test_a_checkpoint_of_ordinary_training_is_refused(tmp_path):
 
 def test_another_trainer_cannot_go_on(tmp_path):
     run_until(3, tmp_path)
-    with pytest.raises(EngineStateError, match=r"with epochs=3, and this engine has 5") as caught:
+    with pytest.raises(EngineStateError, match=r"with steps=12, and this engine has 20") as caught:
         fit(ckpt=tmp_path / "step=2.ckpt", max_epochs=5)
-    assert "epochs follows from Trainer(max_epochs=" in "".join(caught.value.__notes__)
-    with pytest.raises(EngineStateError, match=r"with batch_size=10, and this engine has 20"):
+    assert "steps follows from Trainer(max_epochs=" in "".join(caught.value.__notes__)
+    with pytest.raises(EngineStateError, match=r"with steps=12, and this engine has 6"):
         fit(ckpt=tmp_path / "step=2.ckpt", max_epochs=EPOCHS, train=loader(batch_size=20))
 
 

@@ -31,8 +31,9 @@ from quietgrad.capture.model_state import (
     mark_repeating,
 )
 from quietgrad.capture.owners import OwnedLayout, read_powers
-from quietgrad.capture.samples import Arguments, copy_arguments, rebuild_arguments
+from quietgrad.capture.samples import Arguments, Selection, copy_arguments, rebuild_arguments
 from quietgrad.factors.base import Verdict, send, version_of
+from quietgrad.factors.membership import Membership
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout
@@ -200,7 +201,7 @@ class Execution:
     """One run of a call.
 
     Attributes:
-        samples: which sample of the call each of its samples is.
+        selection: which sample of the call each of its samples is.
         outputs: what it returned.
         factors: of the gradients that arrived.
         unknown: parameters with gradients at sites that were never probed, so that nobody knows
@@ -214,7 +215,7 @@ class Execution:
             round alike.
     """
 
-    samples: Tensor
+    selection: Selection
     outputs: Node
     factors: Factors
     unknown: frozenset[str] = frozenset()
@@ -225,9 +226,9 @@ class Execution:
     is_alike: bool = True
 
     @property
-    def batch(self) -> int:
+    def samples(self) -> int:
         """The number of samples."""
-        return len(self.samples)
+        return len(self.selection.samples)
 
 
 class FactorRecorder:
@@ -303,7 +304,7 @@ class ArgumentRows:
             layout = self._tape.find_layout(arrival)
             if layout is None:
                 continue
-            rows = OwnedLayout.of(layout, arrival.grad.shape)
+            rows = OwnedLayout.of(layout, arrival.grad.shape, self._tape.membership)
             number = self._sites.get(id(arrival.site))
             if number is not None and rows.dims:
                 self._note(number, rows)
@@ -344,8 +345,8 @@ def trembling_weights(model: nn.Module) -> Iterator[None]:
 
 _ROUNDINGS = 8
 
-Recapture = Callable[[int], AbstractContextManager["Tape"]]
-"""A tape of so many samples for what the model does inside."""
+Recapture = Callable[[Membership], AbstractContextManager["Tape"]]
+"""A tape of these records for what the model does inside."""
 Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
 """The outputs that the backward pass begins with, and their gradients, each sample's multiplied."""
 
@@ -353,7 +354,7 @@ Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
 def repeat(
     call: ModelCall,
     choose: Callable[[Any], Any],
-    samples: Tensor,
+    selection: Selection,
     seeds: Seeds | None,
     recapture: Recapture,
     mode: AbstractContextManager[Any] | None = None,
@@ -371,7 +372,7 @@ def repeat(
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
     grads: tuple[Tensor | None, ...] = tuple(None for _ in inner)
     mode = mode or nullcontext()
-    with call.circumstances(), recapture(len(samples)) as tape:
+    with call.circumstances(), recapture(selection.membership) as tape:
         argument_rows = ArgumentRows(tape)
         if read_rows:
             args, kwargs = argument_rows.tap((args, kwargs))
@@ -395,7 +396,7 @@ def repeat(
         unknown = frozenset(recorder.unknown)
         is_alike = tape.list_sizes() == call.sizes
         found = recorder.factors, unknown, grads, held, has_same_draws, argument_rows, is_alike
-        return Execution(samples, outputs, *found)
+        return Execution(selection, outputs, *found)
 
 
 class _Propagation:
@@ -436,7 +437,7 @@ class _Propagation:
         grads = tuple(tensor.grad for tensor in self._inner)
         read_powers(
             tape.layouts,
-            tape.batch,
+            tape.membership,
             arrivals,
             partial(self._propagate, keep_graph=True),
             learn=False,

@@ -19,12 +19,17 @@ from quietgrad.capture.choice import draw_below, split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
-from quietgrad.capture.independence import RecordedCall, check_independence, check_single
+from quietgrad.capture.independence import (
+    EarlierCall,
+    RecordedCall,
+    check_independence,
+    check_single,
+)
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
-from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
+from quietgrad.capture.samples import copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 from quietgrad.factors.base import send
 
@@ -153,7 +158,7 @@ class Verifier:
         self._known: set[Any] = set()
         self._joined: set[int] = set()  # numbers of calls with rows of several samples
         self._has_warned = False
-        self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
+        self._earlier: list[EarlierCall] = []  # those in the last micro-batch of one sample
         self._constants = ConstantArguments()
         self.needs_snapshots = False
         self.is_decisive = True  # a first sample alone cannot be compared with another one
@@ -206,11 +211,11 @@ class Verifier:
             _settle_layouts(tape, losses)
             return None
         if tape.batch == 1:
-            arguments = [(call.args, call.kwargs) for call in tape.calls]
+            calls = [((call.args, call.kwargs), tape.membership) for call in tape.calls]
             whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
             if whole is not None:
                 self._examine(tape, losses, whole, is_new=False)
-            self.is_decisive, self._earlier = bool(self._earlier), arguments
+            self.is_decisive, self._earlier = bool(self._earlier), calls
             return whole
         if tape.verify or kind not in self._known or tape.is_unsettled():
             whole, self.is_decisive = probe_layouts(tape, losses), True
@@ -247,7 +252,7 @@ class Verifier:
                     call,
                     recorder.factors,
                     recapture,
-                    tape.batch,
+                    tape.membership,
                     is_bypassed,
                     shared,
                     has_owned_rows,
@@ -317,7 +322,7 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     whole = tape.probe(losses, _ask_all(losses))
     if _scale_by_powers(tape, losses, whole):
         _refuse_reordered(tape)
-        _settle_broken(whole, losses.detach())
+        _settle_broken(tape, whole, losses.detach())
     else:
         for call in tape.calls:
             for output in call.outputs:
@@ -327,9 +332,9 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     return whole
 
 
-def _settle_broken(whole: Sequence[Arrival], losses: Tensor) -> None:
+def _settle_broken(tape: Tape, whole: Sequence[Arrival], losses: Tensor) -> None:
     """Rows that are not finite, and have no owner for that reason, are those of broken losses."""
-    is_broken = ~losses.isfinite()
+    is_broken = tape.membership.any(~losses.isfinite())
     for site, grad, saved, _ in whole:
         owners = site.owners
         if owners is None or not any(map(owners.has_unowned, (grad, *saved))):
@@ -349,7 +354,7 @@ def _refuse_reordered(tape: Tape) -> None:
     if not tape.has_owned_rows():
         return
     for call in tape.calls:
-        if any(is_reordered(output, tape.batch) for output in call.outputs):
+        if any(is_reordered(output, tape.membership) for output in call.outputs):
             raise SampleMixingError(
                 f"the losses depend on outputs of the model ({type(call.model).__name__}) at other "
                 "places: losses[i] was not computed of row i, but of that of another sample. "
@@ -368,14 +373,16 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
     broken = ~losses.detach().isfinite() if tape.selects_rows else None
     if broken is not None and not broken.any():
         broken = None
-    return read_powers(tape.layouts, tape.batch, whole, run, broken=broken)
+    if broken is not None:
+        broken = tape.membership.spread(tape.membership.any(broken))
+    return read_powers(tape.layouts, tape.membership, whole, run, broken=broken)
 
 
 def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> None:
     total = _project_all(whole)
-    for halves in split_samples(tape.batch):
+    for halves in split_samples(tape.membership.samples):
         parts = []
-        for half in halves:
+        for half in map(tape.membership.spread, halves):
             arrivals = tape.probe(losses, Probe(half.to(losses.dtype)))
             _refuse_mixing(tape, arrivals, half)
             parts.append(_project_all(arrivals))

@@ -27,6 +27,7 @@ from quietgrad.accounting.events import (
     ADJACENCIES,
     Adjacency,
     GaussianEvent,
+    Unit,
     require_adjacency,
 )
 from quietgrad.errors import LedgerError
@@ -34,7 +35,8 @@ from quietgrad.errors import LedgerError
 if sys.platform != "win32":
     import fcntl
 
-_FORMAT = 1
+# A version that does not know units would take what is said of people for records.
+_FORMAT, _FORMAT_OF_UNITS = 1, 2
 _RESTORED = "restored"
 _HEADING_NAMES = (b'"hash"', b'"quietgrad"')  # a damaged first line still has one of them
 _SLOW = 1e-3  # seconds; less is not worth a thread
@@ -68,6 +70,7 @@ class LedgerContent:
 
     id: str
     adjacency: Adjacency
+    unit: Unit | None
     records: tuple[LedgerRecord, ...]
     hash: str
     size: int
@@ -85,18 +88,23 @@ class LedgerFile:
         self._flush_seconds = 0.0
         self._process = os.getpid()
         self.id = content.id
-        self.adjacency = content.adjacency
+        self.adjacency, self.unit = content.adjacency, content.unit
         self.records = content.records
 
     @classmethod
     def open(
-        cls, path: str | Path, *, adjacency: Adjacency | None = None, id: str | None = None
+        cls,
+        path: str | Path,
+        *,
+        adjacency: Adjacency | None = None,
+        unit: Unit | None = None,
+        id: str | None = None,
     ) -> "LedgerFile":
         """Open for appending; make the file if there is none. See `Ledger.open`."""
         path = Path(path)
         try:
             if not path.exists():
-                _create(path, adjacency or ADD_REMOVE, id or uuid4().hex)
+                _create(path, adjacency or ADD_REMOVE, unit, id or uuid4().hex)
             # Without a buffer: what could not be written must not be written later, unasked.
             stream = path.open("r+b", buffering=0)
         except OSError as error:
@@ -311,13 +319,14 @@ def read_ledger(path: str | Path) -> LedgerContent:
     return _parse(data, path)
 
 
-def _create(path: Path, adjacency: Adjacency, id: str) -> None:
+def _create(path: Path, adjacency: Adjacency, unit: Unit | None, id: str) -> None:
     """Under another name first, so that there is never a ledger with half a heading."""
     content = {
         "quietgrad": __version__,
-        "format": _FORMAT,
+        "format": _FORMAT if unit is None else _FORMAT_OF_UNITS,
         "id": id,
         "adjacency": require_adjacency(adjacency),
+        **({} if unit is None else {"unit": unit.to_dict()}),
     }
     line, _ = chain_line(content, "")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -375,13 +384,19 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
             " ledger.jsonl of a run; if this file was a ledger, restore a copy of it"
         )
     heading, digest = _verify_line(lines[0], "", path, 1)
-    if heading.get("format") != _FORMAT:
+    if heading.get("format") not in (_FORMAT, _FORMAT_OF_UNITS):
         raise LedgerError(
             f"{path} is a ledger of format {heading.get('format')!r}, written by quietgrad"
-            f" {heading.get('quietgrad')}: expected format {_FORMAT}"
+            f" {heading.get('quietgrad')}: expected format {_FORMAT} or {_FORMAT_OF_UNITS}"
         )
     if not isinstance(heading.get("id"), str) or heading.get("adjacency") not in ADJACENCIES:
         raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
+    unit = None
+    if heading["format"] == _FORMAT_OF_UNITS:
+        try:
+            unit = Unit.from_dict(heading["unit"])
+        except (KeyError, ValueError) as error:
+            raise LedgerError(_altered(path, 1, "it does not say what a unit is")) from error
     records = []
     for number, line in enumerate(lines[1:], start=2):
         content, digest = _verify_line(line, digest, path, number)
@@ -397,7 +412,7 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
             stacklevel=4,
         )
     size = len(whole) + len(newline)
-    return LedgerContent(heading["id"], heading["adjacency"], tuple(records), digest, size)
+    return LedgerContent(heading["id"], heading["adjacency"], unit, tuple(records), digest, size)
 
 
 def chain_line(content: Mapping[str, Any], before: str) -> tuple[bytes, str]:

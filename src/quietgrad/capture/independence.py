@@ -291,7 +291,8 @@ class _Examination:
         self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
-        self._everyone = torch.arange(recorded.samples)
+        self._unchanged = Selection.of_everyone(recorded.membership)
+        self._everyone = self._unchanged.samples
         self._drawn = DrawRecorder()
         self._error: Exception | None = None  # of the model, with other samples
 
@@ -611,10 +612,6 @@ class _Examination:
         mode = DrawRecorder() if self._drawn.has_hidden else None
         run = self.run(self._unchanged, mode)
         return bool(self._agrees(run, self._everyone))
-
-    @cached_property
-    def _unchanged(self) -> Selection:
-        return Selection.of_everyone(self.recorded.membership)
 
     def _some(self, samples: Tensor) -> Selection:
         """These samples, with all of their records."""

@@ -219,14 +219,25 @@ class OutputComparison:
             return True  # a table, of a size that is a multiple of the batch by chance
         return any_of(
             agree_across_sizes(
-                layout.select(
-                    before, self.old if isinstance(layout, OwnedLayout) else self._old_records
-                ),
-                after,
-                self.bits,
+                self._select_old(layout, before), self._select_new(layout, after), self.bits
             )
             for layout in layouts
         )
+
+    def _select_old(self, layout: Layout, before: Tensor) -> Tensor:
+        is_owned = isinstance(layout, OwnedLayout)
+        return layout.select(before, self.old if is_owned else self._old_records)
+
+    def _select_new(self, layout: Layout, after: Tensor) -> Tensor:
+        """Of a run of another size; all of it, if all are compared."""
+        if len(self.new) == self.chosen.membership.samples:
+            return after
+        now = self._arrange(layout)
+        if isinstance(now, OwnedLayout):
+            fits = after.ndim > now.dims[0] and after.shape[now.dims[0]] == now.owners.numel()
+            return now.select(after, self.new) if fits else after
+        fits = after.ndim > now.dim and after.shape[now.dim] % self.count == 0
+        return now.select(after, self._new_records) if fits else after
 
     def _is_compared(self, tensor: Tensor) -> bool:
         return self.has_whole or has_digits(tensor)

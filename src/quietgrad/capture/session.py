@@ -338,6 +338,15 @@ class Capture:
     def _make_tape(self, membership: Membership | None = None, *, verify: bool = False) -> Tape:
         return Tape(self._layouts, self._provenance, membership or Membership(1), verify=verify)
 
+    @property
+    def records(self) -> int:
+        """How many are out: of samples that may consist of several."""
+        return self._tape.membership.records
+
+    def tell_owners(self) -> Tensor:
+        """Whose each of them is, to be handed to the model."""
+        return self._tape.membership.tell()
+
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it since :meth:`begin`."""
         return self._tape.operations()

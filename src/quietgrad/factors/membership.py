@@ -43,6 +43,11 @@ class Membership:
             return torch.arange(self.batch)
         return torch.arange(self.samples).repeat_interleave(torch.tensor(self._counts))
 
+    def tell(self) -> Tensor:
+        """The sample of each record, ``[records]``, to be handed to the model."""
+        self.is_told = True
+        return self.owners.clone() if self.batch == self.records else torch.zeros(self.records).long()
+
     @cached_property
     def shares(self) -> Tensor:
         """One over the number of records of the sample that each belongs to, ``[records]``."""

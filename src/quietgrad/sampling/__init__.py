@@ -26,6 +26,7 @@ from quietgrad.sampling.samplers import (
     require_batch_size,
     resolve,
 )
+from quietgrad.sampling.units import Units
 
 __all__ = [
     "BatchLoader",
@@ -37,6 +38,7 @@ __all__ = [
     "Resumption",
     "Sampler",
     "ShuffledSampler",
+    "Units",
     "names",
     "population",
     "require_batch_size",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -333,6 +333,24 @@ class FullBatchSampler:
                 " 'poisson'"
             )
         return FullBatchDraws(population)
+
+
+def bind_to_public_size(
+    sampler: Sampler, population: int, batch_size: int, public_size: int
+) -> Draws:
+    """Draws that depend on a public number in the place of the number of samples.
+
+    Raises:
+        ValueError: with this sampler the number shows, or has to be known.
+    """
+    draws = sampler.bind(public_size, batch_size)
+    if type(draws) is not PoissonDraws or draws.largest is not None:
+        raise ValueError(
+            f"public_size={public_size} is given with {sampler!r}: batches of a fixed size and full"
+            " batches show how many there are, and the cost of cutting a draw depends on it."
+            " Expected sampling='poisson', in which nothing depends on the number but who is drawn"
+        )
+    return replace(draws, population=population)
 
 
 _REGISTRY: dict[str, Callable[[], Sampler]] = {

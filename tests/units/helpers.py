@@ -71,9 +71,11 @@ def train(model, engine, steps, losses=losses_of):
 
 
 def without_noise():
-    return patch.object(noises.SecureNoise, "add", lambda self, totals, std, divisor=1.0: [
-        total / divisor for total in totals
-    ])
+    return patch.object(
+        noises.SecureNoise,
+        "add",
+        lambda self, totals, std, divisor=1.0: [total / divisor for total in totals],
+    )
 
 
 def weights(model):

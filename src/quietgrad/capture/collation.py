@@ -31,7 +31,7 @@ from quietgrad.capture.independence import RecordedCall
 from quietgrad.capture.outputs import Seed, has_one_for_each, list_factors
 from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, repeat
-from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
+from quietgrad.capture.samples import Arguments, Selection, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import all_of
 from quietgrad.factors.combined import combine, norms_of_extremes
@@ -320,8 +320,8 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        samples, mode = torch.arange(count), ConstantDraws()
-        return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
+        samples = Selection.of_everyone(Membership(count))
+        return repeat(call, lambda _: arguments, samples, begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By the norms of all parameters: the outputs, which they begin with, are the same."""

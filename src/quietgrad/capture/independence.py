@@ -640,8 +640,7 @@ class _Examination:
         backward: bool = True,
         read_rows: bool = False,
     ) -> Execution:
-        """A repeat with these samples of the call; ``choose`` makes the arguments, if it is given.
-        """
+        """A repeat with these samples; ``choose`` makes its arguments, if it is given."""
         call, count = self._call, len(selection.samples)
         returned, membership = call.returned, self.recorded.membership
         assert returned is not None

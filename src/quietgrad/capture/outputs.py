@@ -61,7 +61,7 @@ class Seed(NamedTuple):
 class OutputComparison:
     """Compares two runs.
 
-    Samples ``old`` of the first are samples ``new`` of the second, which consists of those that were
+    Samples ``old`` of the first are samples ``new`` of the second, which has those that were
     ``chosen``. Kernels round differently unless both are alike in the sizes of all operations.
     Whole numbers are compared across sizes if ``has_whole``, but for a few; otherwise not, for
     places of rows and the like depend on the number of samples.
@@ -311,9 +311,7 @@ def find_broken(known: Sequence[OutputLayout], membership: Membership) -> Tensor
     return broken
 
 
-def tells_samples_apart(
-    node: Node, known: Sequence[OutputLayout], membership: Membership
-) -> bool:
+def tells_samples_apart(node: Node, known: Sequence[OutputLayout], membership: Membership) -> bool:
     """Whether samples have their own part of something that losses can depend on."""
     return _tells_apart(node, _match(node, known), membership)
 

@@ -132,9 +132,7 @@ class OwnedLayout(Layout):
         return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
 
     @staticmethod
-    def of(
-        layout: Layout, shape: torch.Size, membership: Membership | None = None
-    ) -> OwnedLayout:
+    def of(layout: Layout, shape: torch.Size, membership: Membership | None = None) -> OwnedLayout:
         """A layout by one dimension in the same form, for tensors of this shape.
 
         If there is a ``membership``, it is the layout of records, and this that of their samples.

@@ -365,9 +365,7 @@ class Tape:
             for use in site.uses
         ]
 
-    def _make(
-        self, use: Use, layout: Layout, grad: Tensor, saved: tuple[Tensor, ...]
-    ) -> Factor:
+    def _make(self, use: Use, layout: Layout, grad: Tensor, saved: tuple[Tensor, ...]) -> Factor:
         """The factor of the samples; a layout may be that of their records."""
         factor = use.make(layout, grad, *saved)
         is_of_records = not self.membership.is_plain and layout.batch == self.batch

@@ -34,6 +34,7 @@ def ledger(file: Path, delta: float, as_json: bool) -> None:
     found = {
         "id": book.id,
         "adjacency": book.adjacency,
+        **({} if book.unit is None else {"unit": book.unit.to_dict()}),
         "steps": book.steps,
         "events": [event.to_dict() for event in book.events],
         "delta": delta,
@@ -52,6 +53,11 @@ def ledger(file: Path, delta: float, as_json: bool) -> None:
         if any(event.noise == "fast" for event in book.events):
             console.print("Steps had fast noise, which is not cryptographic.")
         console.print(f"{book.steps:,} steps in all, adjacency {book.adjacency}, delta {delta:g}")
+        if book.unit is not None:
+            console.print(
+                f"The unit of privacy is one {book.unit.name} with all records; at most"
+                f" {book.unit.records:,} of them take part in a step"
+            )
         worth = "NOT a guarantee: seeded" if is_seeded else "upper bound"
         for name, epsilon in spent.items():
             console.print(f"epsilon {printed(epsilon)} by {name} ({worth})")

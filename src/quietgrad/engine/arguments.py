@@ -88,8 +88,7 @@ def check_protected(
     unit: str | None,
     public_size: int | None,
 ) -> Protected:
-    """Who is protected: records, or units of several; and how many there are, as far as is known.
-    """
+    """Who is protected, records or units of several, and how many of them are known of."""
     count = population(dataset)
     if units is None:
         for name, value in (("records_per_unit", records_per_unit), ("unit", unit)):

@@ -46,7 +46,8 @@ class Membership:
     def tell(self) -> Tensor:
         """The sample of each record, ``[records]``, to be handed to the model."""
         self.is_told = True
-        return self.owners.clone() if self.batch == self.records else torch.zeros(self.records).long()
+        is_one = self.batch < self.records
+        return torch.zeros(self.records, dtype=torch.int64) if is_one else self.owners.clone()
 
     @cached_property
     def shares(self) -> Tensor:
@@ -79,7 +80,7 @@ class Membership:
         return self.sum(by_record.long()).bool()
 
     def collect(self, by_record: Tensor) -> Tensor:
-        """``[batch, K, ...]`` as ``[samples, width * K, ...]``, with zeros where there are fewer."""
+        """``[batch, K, ...]`` as ``[samples, width * K, ...]``, with zeros behind the last."""
         each, tail = by_record.shape[1], by_record.shape[2:]
         if self.is_plain:
             return by_record

@@ -129,6 +129,7 @@ def as_html(statement: Statement) -> str:
         as_json=Markup(embedded),
         config=None if config is None else json.dumps(config, indent=2),
         about_seed=_about_seed(config or {}),
+        many=statement.units or "records",
         useful=LARGEST_USEFUL,
         recorded_by=_RECORDED_BY,
         up=lambda value: "no formula" if value is None else printed(value),

@@ -21,6 +21,19 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
+class Noun:
+    """What is drawn and protected, in words.
+
+    Attributes:
+        one: "record", or what a unit of several is called.
+        many: of them.
+    """
+
+    one: str = "record"
+    many: str = "records"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether anything is guaranteed, in words for the person who signs.
 
@@ -71,7 +84,7 @@ class EpsilonAtDelta:
 
 @dataclass(frozen=True)
 class GroupBound:
-    """The bound for several records at once, such as those of one person."""
+    """The bound for several records at once, such as those of one person; or several units."""
 
     records: int
     epsilon: float
@@ -166,6 +179,8 @@ class Statement:
         config: what the run was asked to do, if that is known.
         stated_title: the title in the user's words; None, and then no key of the JSON, without one.
         stated_data: the training data in the user's words; likewise.
+        units: what is protected in the place of records, several of it, such as "patients"; None,
+            and no key of the JSON, for records.
     """
 
     format: int
@@ -185,6 +200,7 @@ class Statement:
     config: dict[str, Any] | None
     stated_title: str | None = None
     stated_data: str | None = None
+    units: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data that strict JSON holds."""
@@ -199,7 +215,8 @@ class Statement:
         return found
 
 
-_STATED = ("stated_title", "stated_data")  # added to format 2: reports without them are read
+# Added to format 2: reports without them are read.
+_STATED = ("stated_title", "stated_data", "units")
 
 
 def _restore(kind: Any, data: Any) -> Any:

@@ -507,8 +507,8 @@ class BatchLoader:
         if self._units is not None:
             # All of them, on every process: then a record is chosen whoever loads it.
             chosen = self._units.choose(indices, key, step)
-            own = [chosen[place] for place in self._part(list(range(len(chosen))))]
-            return Share([*self._units.pack(own, size)], indices)
+            theirs = [chosen[place] for place in self._part(list(range(len(chosen))))]
+            return Share([*self._units.pack(theirs, size)], indices)
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
         count = -(-self._most(len(indices)) // size)

@@ -6,6 +6,7 @@ chosen anew, so that someone with many records is not clipped to a gradient of a
 
 import hashlib
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,9 @@ class Units:
         ranks[is_cut] = step_words(own_key, step, int(is_cut.sum()))
         by_rank = np.lexsort((ranks, owners))  # of a unit one after the other, in random order
         kept = np.sort(by_rank[within < self.most])
-        ends = np.cumsum(np.minimum(counts, self.most))
-        return [each.tolist() for each in np.split(self._order[places[kept]], ends[:-1])[: len(ends)]]
+        records = self._order[places[kept]].tolist()
+        ends = np.cumsum(np.minimum(counts, self.most)).tolist()
+        return [records[start:end] for start, end in pairwise([0, *ends])]
 
     def pack(self, chosen: Sequence[list[int]], size: int) -> list[UnitRecords]:
         """Micro-batches of at most ``size`` records, in which units are whole."""

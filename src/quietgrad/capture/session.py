@@ -345,6 +345,11 @@ class Capture:
 
     def tell_owners(self) -> Tensor:
         """Whose each of them is, to be handed to the model."""
+        if not self._is_out:
+            raise EngineStateError(
+                "no records are out: ask for their owners inside of 'for x, y in batch', before "
+                "engine.backward()."
+            )
         return self._tape.membership.tell()
 
     def operations(self) -> dict[str, tuple[str, ...]]:

@@ -73,6 +73,11 @@ class Protected(NamedTuple):
     size: int
     is_secret: bool
 
+    @property
+    def noun(self) -> str:
+        """What several are called."""
+        return "samples" if self.unit is None else self.unit.plural
+
     def draws(self, sampling: str | Sampler, batch_size: int) -> Draws:
         """How batches of them are drawn."""
         sampler = resolve_sampler(sampling)
@@ -418,7 +423,7 @@ def disclose_settings(
     """
     given, budget = dict(state.settings), state.budget
     # What is as ever is left out: other versions wrote no such thing.
-    is_secret = given.pop("size is secret")
+    is_secret = given.pop("public_size") is not None
     if given["unit"] is None:
         del given["unit"]
     size, target, batch_size = given.pop("dataset size"), given.pop("epsilon"), given["batch_size"]

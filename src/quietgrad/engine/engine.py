@@ -224,7 +224,7 @@ class PrivacyEngine:
             physical_batch_size = stages.round_size
         protected = check_protected(dataset, units, records_per_unit, unit, public_size)
         self._population = protected.size
-        self._batch_size = require_batch_size(batch_size, self._population)
+        self._batch_size = require_batch_size(batch_size, self._population, protected.noun)
         self._delta = check_delta(delta, self._population, protected.unit)
         self._accountant = check_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
@@ -289,7 +289,8 @@ class PrivacyEngine:
             noise=noise,
             noise_schedule=self._budget.schedule,
             batch_size=self._batch_size,
-            **{"dataset size": self._population, "size is secret": protected.is_secret or None},
+            **{"dataset size": self._population},
+            public_size=protected.size if protected.is_secret else None,
             unit=None if protected.unit is None else protected.unit.to_dict(),
             delta=self._delta,
             accountant=accountant,
@@ -552,7 +553,6 @@ class PrivacyEngine:
         For a model or a loss that combines the records of a unit. It is private: hand it to the
         model as it is, and nowhere else.
         """
-        self._batch.require_micro_batch()
         return self._capture.tell_owners()
 
     @property

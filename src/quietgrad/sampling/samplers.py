@@ -38,12 +38,12 @@ def population(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
-def require_batch_size(batch_size: object, population: int) -> int:
-    """A number of samples that a step can have."""
+def require_batch_size(batch_size: object, population: int, noun: str = "samples") -> int:
+    """A number of samples, or of units, that a step can have."""
     size = require_count("batch_size", batch_size, at_least=1)
     if size > population:
         raise ValueError(
-            f"batch_size={size} is larger than the data set of {population} samples: expected at"
+            f"batch_size={size} is larger than the data set of {population} {noun}: expected at"
             " most its length"
         )
     return size

@@ -123,7 +123,7 @@ def output_buffer(total: Tensor) -> Tensor:
     dtype = released_dtype(total)
     if total.dtype == dtype and total.is_contiguous():
         return total
-    return torch.empty(total.shape, dtype=dtype)
+    return torch.empty(total.shape, dtype=dtype, device="cpu")
 
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:

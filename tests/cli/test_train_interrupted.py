@@ -89,7 +89,7 @@ def test_ctrl_c_between_epochs_saves_at_once(tmp_path, monkeypatch, rarely_saved
     ("place", "command", "says"),
     [
         ("quietgrad.recipes.images._load_digits", ["train", "digits"], "stopped"),
-        ("quietgrad.cli.train.write_for_folder", ["train", "digits", "--smoke"], "--resume"),
+        ("quietgrad.cli.train.statement_of_folder", ["train", "digits", "--smoke"], "--resume"),
         ("quietgrad.cli.report.statement_of_folder", ["report", "nowhere"], "stopped"),
         ("quietgrad.cli.common.Console", ["recipes"], "stopped"),
     ],

@@ -148,7 +148,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
-    print("| workload | ordinary, ms | private, ms | ratio (quartiles) |\n| --- | --- | --- | --- |")
+    print(
+        "| workload | ordinary, ms | private, ms | ratio (quartiles) |\n| --- | --- | --- | --- |"
+    )
     for workload in given.only.split(","):
         ordinary, private = (times[given.skip :] for times in measure(workload, given.steps))
         ratios = [b / a for a, b in zip(ordinary, private, strict=True)]

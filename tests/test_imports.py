@@ -46,11 +46,20 @@ MAY_IMPORT["nn"] = {"_checks", "errors"}
 MAY_IMPORT["features"] = {"_checks", "accounting", "capture", "noise"}
 MAY_IMPORT["data"] = {"_checks", "_files", "errors"}
 MAY_IMPORT["runs"] = {"_files", "accounting", "engine", "errors", "runs.schema"}
+MAY_IMPORT["integrations"] = {
+    "_files",
+    "accounting",
+    "capture",
+    "engine",
+    "errors",
+    "sampling",
+}
 MAY_IMPORT["recipes"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors", "planning"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
+    "integrations",
     "recipes",
     "plots",
     "cli",

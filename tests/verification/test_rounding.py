@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import quietgrad as qg
 from quietgrad.capture import independence
 from quietgrad.errors import SampleMixingError
 
@@ -135,3 +137,36 @@ def test_a_closed_gate_that_depends_on_the_number_is_refused(name, batch):
         except SampleMixingError:
             refused += 1
     assert refused  # halves of an odd number may be even
+
+
+def _pad(rows):
+    longest = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (0, longest - len(row))) for row in rows])
+    return ids, ids.ne(0).long()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_adapters_on_padded_texts_under_autocast_are_not_refused(seed):
+    """Gradients of few entries, of other lengths: they have the digits of bfloat16."""
+    peft, hf = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    config = hf.LlamaConfig(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=128, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    adapters = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(hf.LlamaForCausalLM(config), adapters)
+    rows = [torch.randint(4, 64, (int(torch.randint(5, 9, ())),)) for _ in range(64)]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine = qg.PrivacyEngine(
+        model, torch.optim.SGD(trained, lr=0.1), rows, batch_size=32, noise_multiplier=1.0,
+        delta=1e-3, collate_fn=_pad, seed=seed,
+    )  # fmt: skip
+    for ids, mask in next(iter(engine.batches())):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        losses = F.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="none")
+        engine.backward((losses * mask[:, 1:]).sum(1))
+    engine.step()
+    assert engine.steps_taken == 1

@@ -69,12 +69,7 @@ class PrivateDPOTrainer(_WithoutTrainingMetrics, DPOTrainer):
 
     def per_sample_losses(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """The loss of each pair."""
-        if self.precompute_ref_logps:
-            reference = inputs["ref_chosen_logps"] - inputs["ref_rejected_logps"]
-        else:
-            own = model if self.ref_model is None else self.ref_model
-            chosen, rejected = self.compute_ref_log_probs(own, _join_sides(inputs))
-            reference = chosen - rejected
+        reference = self._reference_margins(model, inputs)
         logps = []
         for side in _SIDES:
             words, mask = inputs[f"{side}_input_ids"], inputs[f"{side}_completion_mask"]
@@ -88,6 +83,18 @@ class PrivateDPOTrainer(_WithoutTrainingMetrics, DPOTrainer):
         if kind == "hinge":
             return torch.relu(1 - self.beta * margins)
         return -F.logsigmoid(self.beta * margins)
+
+    def _reference_margins(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        if self.precompute_ref_logps:
+            return inputs["ref_chosen_logps"] - inputs["ref_rejected_logps"]
+        was_training = model.training
+        model.eval()  # the engine is not to repeat calls whose adapters were switched off
+        try:
+            own = model if self.ref_model is None else self.ref_model
+            chosen, rejected = self.compute_ref_log_probs(own, _join_sides(inputs))
+        finally:
+            model.train(was_training)
+        return chosen - rejected
 
     def _dataset_and_collator(self) -> tuple[Any, Any]:
         dataset, collate = super()._dataset_and_collator()

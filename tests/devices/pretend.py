@@ -138,16 +138,29 @@ class _DeviceModule(backend_registration._DummyBackendModule):
     """What torch asks a backend for: its generators, and what autocast takes."""
 
     generators = tuple(torch.Generator() for _ in range(DEVICES))
+    _initialized = True  # otherwise checkpointing does not keep generators
+    _current = 0
 
     def _generator(self, device: Any = None) -> torch.Generator:
-        index = torch.device(NAME if device in (None, -1) else device).index
-        return self.generators[index or 0]
+        if device in (None, -1):
+            return self.generators[self._current]
+        place = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
+        return self.generators[place.index or 0]
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """In here it is the current one."""
+        before, self._current = self._current, index
+        try:
+            yield
+        finally:
+            self._current = before
 
     def device_count(self) -> int:
         return DEVICES
 
     def current_device(self) -> int:
-        return 0
+        return self._current
 
     def is_initialized(self) -> bool:
         return True

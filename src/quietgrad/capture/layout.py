@@ -80,7 +80,7 @@ class Layout:
     def select(self, tensor: Tensor, samples: Tensor) -> Tensor:
         """The rows of some samples, in their order."""
         each = tensor.shape[self.dim] // self.batch
-        numbers = torch.arange(each * self.batch)
+        numbers = torch.arange(each * self.batch, device="cpu")
         rows = numbers.view(self.batch, -1) if self.major else numbers.view(-1, self.batch).T
         chosen = rows[samples] if self.major else rows[samples].T
         return tensor.index_select(self.dim, send(chosen.flatten(), tensor.device))

@@ -243,7 +243,7 @@ def is_reordered(known: OutputLayout, batch: int) -> Verdict:
 
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
-    broken = torch.zeros(batch, dtype=torch.bool)
+    broken = torch.zeros(batch, dtype=torch.bool, device="cpu")
     given = [(each, each.gradient) for each in known if each.gradient is not None]
     finite = [verdict_of(gradient.isfinite().all()) for _, gradient in given]
     for (each, gradient), is_finite in zip(given, finite, strict=True):

@@ -348,7 +348,7 @@ class ArgumentRows:
             return
         owners = rows.owners.cpu()  # more than one thing is asked of them
         if bool((owners >= 0).any()):
-            is_touched = torch.ones((), dtype=torch.bool)
+            is_touched = torch.ones((), dtype=torch.bool, device="cpu")
             self.found[number] = replace(rows, owners=owners, is_touched=is_touched)
             self.untold.discard(number)
 
@@ -361,7 +361,7 @@ def trembling_weights(model: nn.Module) -> Iterator[None]:
     try:
         for parameter, values in weights:
             info = torch.finfo(values.dtype)
-            drawn = torch.randn(values.shape, generator=generator).to(values.device)
+            drawn = torch.randn(values.shape, generator=generator, device="cpu").to(values.device)
             size = info.eps * (1 if info.bits == 16 else _ROUNDINGS)
             parameter.data = (values * (1 + size * drawn.double())).to(values.dtype)
         yield

@@ -303,7 +303,7 @@ def _find_option(tape: Tape) -> str:
 
 
 def _ask_all(losses: Tensor) -> Probe:
-    return Probe(torch.ones(len(losses), dtype=losses.dtype))
+    return Probe(torch.ones(len(losses), dtype=losses.dtype, device="cpu"))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:

@@ -97,7 +97,7 @@ def find_labels(tree: Any, *, of_one: bool = False) -> tuple[Label, ...]:
     """
     of_one = of_one or _is_list_of_samples(tree) or (_is_plain_tuple(tree) and len(tree) == 1)
     if isinstance(tree, np.ndarray) and tree.dtype.kind in "iub":
-        tree = torch.as_tensor(tree.astype(np.int64))
+        tree = torch.as_tensor(tree.astype(np.int64), device="cpu")
     if isinstance(tree, Tensor):
         is_whole = not tree.is_floating_point() and not tree.is_complex()
         is_one = tree.numel() == 1 and (of_one or tree.ndim > 0)

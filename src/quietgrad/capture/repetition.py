@@ -132,7 +132,9 @@ class ModelCall:
     @cached_property
     def bits(self) -> int:
         """Of the least precise type that it computes in: its weights', or that of autocast."""
-        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self.autocast if enabled]
+        precisions = [
+            torch.empty(0, dtype=d, device="cpu") for _, d, enabled in self.autocast if enabled
+        ]
         return coarsest_bits([*self.model.parameters(), *precisions])
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:

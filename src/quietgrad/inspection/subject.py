@@ -322,8 +322,9 @@ class Subject:
     @property
     def bits(self) -> int:
         """Of the least precise numbers that it computes with."""
-        lower = [torch.empty(0, dtype=torch.bfloat16)] if self.randomness.saw_autocast else []
-        return coarsest_bits([*self.original.parameters(), *lower])
+        lower = torch.empty(0, dtype=torch.bfloat16, device="cpu")
+        lowest = [lower] if self.randomness.saw_autocast else []
+        return coarsest_bits([*self.original.parameters(), *lowest])
 
     def agree(self, before: Tensor, after: Tensor, *, same_size: bool) -> bool:
         """Whether two runs gave the same but for rounding."""

@@ -553,13 +553,19 @@ class _Multiples:
     def _fits(self, found: Arrival, whole: Tensor) -> Verdict:
         """Whether some layout by one dimension is left."""
         site, grad, seeds = found.site, found.grad, self._seeds
-        if self._learn:
-            conclude = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
-            if self._is_patient:
-                return Later(lambda: conclude() is not False)
-            fits = conclude() is not False
-            return fits and (self._broken is None or self._explains(site, whole))
         left = self._layouts.possible(site.key, grad.shape, site.dims, len(seeds))
+        if self._learn:
+            # Of what is nothing but NaN nothing is seen, and yet it has to be somebody's.
+            is_lost = False if left else verdict_of(whole.isnan().any())
+            conclude = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
+
+            def fits() -> bool:
+                told = conclude()
+                return not is_lost if told is None else told
+
+            if self._is_patient:
+                return Later(fits)
+            return fits() and (self._broken is None or self._explains(site, whole))
         return any_of(negated(layout.is_refuted(grad, seeds, whole)) for layout in left)
 
     def _explains(self, site: Site, whole: Tensor) -> bool:

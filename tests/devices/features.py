@@ -1,7 +1,7 @@
 """What the engine computes on a device is what it computes on the CPU; how rarely it waits.
 
-Torch has no autocast for devices that are written in Python, and no recurrent layers without
-gradients: these are trained only.
+Torch has no recurrent layers without gradients for devices that are written in Python: these are
+trained only.
 """
 
 import copy
@@ -309,6 +309,68 @@ def test_samples_that_are_not_finite_are_counted_once():
                     engine.step()
             counts.append(engine.nonfinite_samples)
         assert counts == [4, 4]
+
+
+@pytest.mark.every_nth(2)
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("name", ["mlp", "images", "lora"])
+def test_autocast_of_a_device_is_that_of_the_cpu(name, grouping):
+    model, x = build(name)
+    found = []
+    for place in ("cpu", pretend.NAME):
+        own, there = move(model, place), x.to(place)
+
+        def losses(model=own, x=there, place=place):
+            with torch.autocast(place, torch.bfloat16):
+                return losses_of(model, x).float()
+
+        found.append(qg.clipped_sum(own, losses, grouping=grouping))
+    here, there = found
+    with torch.autocast(pretend.NAME, torch.bfloat16):
+        assert (there.norms[:1] @ there.norms[:1].mT).dtype == torch.bfloat16
+    torch.testing.assert_close(here.norms, there.norms.cpu(), rtol=1e-2, atol=0)
+    for parameter, total in here.grads.items():
+        torch.testing.assert_close(total, there.grads[parameter].cpu(), rtol=2e-2, atol=1e-2)
+
+
+class Talkative(nn.Module):
+    """Prints what precision it is called in."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        outputs = self.layer(x)
+        print(outputs.dtype, *map(torch.is_autocast_enabled, (pretend.NAME, "cpu")))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("on", "told"),
+    [(pretend.NAME, "torch.bfloat16 True False"), ("cpu", "torch.float32 False True")],
+)
+def test_repeats_run_in_the_autocast_of_the_device(on, told, capsys):
+    model, x = Talkative().to(pretend.NAME), torch.randn(SAMPLES, 8)
+    engine = qg.PrivacyEngine(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        TensorDataset(x),
+        batch_size=SAMPLES,
+        sampling="full-batch",
+        noise_multiplier=1.0,
+        delta=1e-3,
+    )
+    for batch in engine.batches():
+        for (own,) in batch:
+            with torch.autocast(on, torch.bfloat16):
+                losses = model(own.to(pretend.NAME)).float().square().sum(1)
+            engine.backward(losses)
+        engine.step()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3
+    assert {*lines} == {told}
 
 
 def test_reports_of_check_are_those_of_the_cpu():

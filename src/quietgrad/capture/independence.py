@@ -114,6 +114,7 @@ class RecordedCall:
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
+        is_trial: whether repeats run compiled, where all outputs come out of one operation.
     """
 
     call: ModelCall
@@ -124,6 +125,7 @@ class RecordedCall:
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
+    is_trial: bool = False
 
     @cached_property
     def broken(self) -> Tensor:
@@ -223,7 +225,8 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
 
 
 def is_repeated_alike(recorded: RecordedCall) -> bool:
-    """Whether a call gives the same outputs and gradients when it is made again as it was."""
+    """Whether a call gives the same outputs and gradients when it is made again, compiled."""
+    recorded = replace(recorded, is_trial=True)
     examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
     everyone = torch.arange(recorded.batch, device="cpu")
     run = examination.run_if_possible(copy_arguments, everyone)
@@ -714,8 +717,9 @@ class _Examination:
         known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
+        bits, only_direct = self._call.bits, self.recorded.is_trial
         return OutputComparison(
-            known, batch, count, old, new, samples, self._call.bits, is_alike, has_whole
+            known, batch, count, old, new, samples, bits, is_alike, has_whole, only_direct
         )
 
     @cached_property

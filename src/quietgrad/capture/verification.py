@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quietgrad.capture.choice import draw_below, split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
-from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
+from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
@@ -240,6 +240,9 @@ class Verifier:
         only = len(tape.calls) == 1
         find_shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
+        edges = list_edges(losses, ends)
+        for call in tape.calls:
+            call.note_direct(edges)
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)

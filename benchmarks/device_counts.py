@@ -16,7 +16,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ def losses_of(model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> 
     return losses if losses.ndim == 1 else losses.mean(1)
 
 
+@contextmanager
+def _verifying(is_due: Callable[[BatchIterator], bool]) -> Iterator[None]:
+    """In here micro-batches are verified as this tells."""
+    original = BatchIterator._is_verification_due
+    BatchIterator._is_verification_due = (  # type: ignore[method-assign]
+        lambda self, samples: is_due(self)
+    )
+    try:
+        yield
+    finally:
+        BatchIterator._is_verification_due = original  # type: ignore[method-assign]
+
+
+def only_new_is_verified() -> AbstractContextManager[None]:
+    """In here steps are steady: none of what is known is verified again, at random."""
+    return _verifying(lambda iterator: not iterator._capture._verifier.has_verified)
+
+
 class Step:
     """A plain or a private step on a device, on the same batch each time."""
 
@@ -140,14 +159,9 @@ class Step:
         """Of a steady step, of one that is verified, or of the very first one."""
         for _ in range(0 if first else STEPS):
             self()
-        is_due = BatchIterator._is_verification_due
-        if verified:
-            BatchIterator._is_verification_due = lambda self, samples: True  # type: ignore
-        try:
-            with pretend.counting() as counts:
-                self()
-        finally:
-            BatchIterator._is_verification_due = is_due  # type: ignore[method-assign]
+        everything = _verifying(lambda iterator: True)
+        with everything if verified else nullcontext(), pretend.counting() as counts:
+            self()
         return counts
 
     def seconds(self) -> float:
@@ -240,11 +254,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     pretend.register()
-    # Only steady steps: a verified one may come at random.
-    BatchIterator._is_verification_due = (  # type: ignore[method-assign]
-        lambda self, samples: not self._capture._verifier.has_verified
-    )
-    figures = {name: measure(MODELS[name], timed=not options.no_time) for name in chosen}
+    with only_new_is_verified():
+        figures = {name: measure(MODELS[name], timed=not options.no_time) for name in chosen}
     console = Console(width=120)
     console.print(show(figures))
     if options.lines:

@@ -130,6 +130,7 @@ class Step:
         targets = torch.arange(len(inputs[0])) % 10
         self._inputs = tuple(t.to(device) for t in inputs)
         self._targets = targets.to(device)
+        self._is_warm = False
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, foreach=True)
         self._engine = None
         if private is not None:
@@ -157,8 +158,9 @@ class Step:
 
     def count(self, *, verified: bool = False, first: bool = False) -> pretend.Counts:
         """Of a steady step, of one that is verified, or of the very first one."""
-        for _ in range(0 if first else STEPS):
+        for _ in range(0 if first or self._is_warm else STEPS):
             self()
+        self._is_warm = True
         everything = _verifying(lambda iterator: True)
         with everything if verified else nullcontext(), pretend.counting() as counts:
             self()

@@ -170,6 +170,7 @@ class Lent:
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
     """In it what was compiled runs as it was written."""
+    refuse_compiled_caller()  # before Dynamo looks into what garbage collection may change
     hold = Uncompiled()
     hold.start()
     try:

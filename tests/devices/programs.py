@@ -27,16 +27,12 @@ def _default_device():
     torch.set_default_device(None)
 
 
-def refusal(trap, place):
-    with torch.device(place), pytest.raises(QuietgradError) as found:
-        run(trap)
-    return found.type
-
-
 @pytest.mark.every_nth(8)
 @pytest.mark.parametrize("trap", [t for t in TRAPS if t.name not in IMPOSSIBLE], ids=str)
 def test_a_trap_is_refused(trap):
-    assert refusal(trap, pretend.NAME) is refusal(trap, "cpu")
+    with pytest.raises(QuietgradError) as found:
+        run(trap)
+    assert "same device" not in str(found.value)  # as what mixes devices would be
 
 
 @pytest.mark.every_nth(4)

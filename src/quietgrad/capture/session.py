@@ -527,6 +527,8 @@ class Capture:
         if compiler is None or not compiler.may_try or call.is_compiled:
             return
         if call.model is not self._model or not call.with_gradients:
+            if not any(each.model is self._model for each in tape.calls):
+                compiler.give_up("the loop calls parts of the model, and not the model itself")
             return
         if tape.selects_rows or tape.has_owned_rows() or tape.recomputes or tape.is_checkpointed:
             compiler.give_up("its rows belong to samples in any order, or it computes some again")

@@ -1,12 +1,21 @@
 """Scripts that cannot be made private as they are get a message that says what to do."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as hf
 from tests.integrations.trainers import arguments, bert, pad, texts, trainer
 from torch.utils.data import IterableDataset
 
-from quietgrad.errors import EngineStateError, IntegrationError, SampleMixingError
+from quietgrad.errors import (
+    EngineStateError,
+    IntegrationError,
+    MissingExtraError,
+    SampleMixingError,
+)
 from quietgrad.integrations.transformers import PrivateTrainer, PrivateTrainerMixin
 
 
@@ -91,11 +100,12 @@ def test_a_model_with_another_loss_than_that_of_its_task_is_refused(tmp_path):
         trainer(tmp_path, model).train()
 
 
-def test_padding_that_counts_is_refused(tmp_path):
+@pytest.mark.parametrize("kind", [dict, hf.BatchEncoding])
+def test_padding_that_counts_is_refused(tmp_path, kind):
     def collate(rows):
         batch = pad(rows)
         del batch["attention_mask"]
-        return batch
+        return kind(batch)
 
     with pytest.raises(SampleMixingError, match="padding counts"):
         trainer(tmp_path, data_collator=collate).train()
@@ -137,6 +147,18 @@ def test_several_devices_and_a_scaler_of_accelerate_are_refused(tmp_path, monkey
     with pytest.raises(IntegrationError, match=r"mixed precision 'fp16' .* bf16=True"):
         check_accelerator(run)
     run.accelerator.state._mixed_precision = "no"
+
+
+@pytest.mark.parametrize("name", ["transformers", "trl", "accelerate"])
+def test_without_the_framework_the_extra_is_named(name, monkeypatch):
+    import quietgrad
+
+    place = Path(quietgrad.__file__).parent / f"integrations/{name}.py"
+    monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("loaded", place)
+    extra = "trainer" if name == "transformers" else name
+    with pytest.raises(MissingExtraError, match=rf"'quietgrad\[{extra}\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_another_loader_is_noticed_when_it_is_used(tmp_path):

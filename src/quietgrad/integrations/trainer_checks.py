@@ -155,6 +155,12 @@ def is_same_dataset(one: Any, other: Any) -> bool:
     return prints[0] is not None and prints[0] == prints[1]
 
 
+def list_datasets(datasets: Any) -> list[Any]:
+    """Those of a dictionary, or the one; names of them are left out."""
+    found = datasets.values() if isinstance(datasets, Mapping) else [datasets]
+    return [each for each in found if not isinstance(each, str)]
+
+
 def find_checkpoint(output_dir: str, wanted: str | bool | None) -> Path | None:
     """The folder to go on from, if it is whole.
 

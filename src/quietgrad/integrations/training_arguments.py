@@ -55,8 +55,7 @@ WORKS = frozenset(
     adam_epsilon optim_args label_smoothing_factor bf16 gradient_checkpointing
     dataloader_num_workers remove_unused_columns label_names eval_strategy eval_steps
     save_strategy save_steps save_total_limit save_only_model load_best_model_at_end
-    greater_is_better logging_strategy
-    logging_steps logging_first_step report_to seed
+    greater_is_better logging_strategy logging_steps logging_first_step report_to seed
     """.split()
 )
 
@@ -87,7 +86,7 @@ NEUTRAL = frozenset(
 )
 
 _BATCH = "pass batch_size=, the number of samples of a step, to the trainer"
-_NO_SHARING = "Launch ordinary data parallel training with torchrun (docs/distributed.md)"
+_NO_SHARING = "launch ordinary data parallel training with torchrun (docs/distributed.md)"
 _SIDE = "leave it out"
 
 REFUSED: Mapping[str, Refused] = {

@@ -58,6 +58,7 @@ from quietgrad.integrations.trainer_checks import (
     find_checkpoint,
     find_ledger,
     is_same_dataset,
+    list_datasets,
 )
 from quietgrad.integrations.trainer_loop import (
     EngineOptimizer,
@@ -115,7 +116,8 @@ class PrivateTrainerMixin(_Base):
         # Before the Trainer acts on them, or fails in a way of its own.
         if (given := kwargs.get("args", next(iter(args[1:2]), None))) is not None:
             check_arguments(given)
-        check_dataset(kwargs.get("train_dataset", next(iter(args[3:4]), None)))
+        self._given_dataset = kwargs.get("train_dataset", next(iter(args[3:4]), None))
+        check_dataset(self._given_dataset)
         check_script(type(self), kwargs, has_loss=per_sample_loss is not None)
         self._epsilon, self._delta, self._batch_size = epsilon, delta, batch_size
         self._loss, self._ledger_place = per_sample_loss, ledger
@@ -129,6 +131,8 @@ class PrivateTrainerMixin(_Base):
         check_arguments(self.args)
         check_accelerator(self)
         check_dataset(self.train_dataset)
+        for dataset in list_datasets(kwargs.get("eval_dataset")):
+            self._refuse_training_data(dataset)
         self._trained_model()
         self.add_callback(EpochCounter(lambda: self.engine.steps_per_epoch))
         if log_training_loss:
@@ -275,21 +279,19 @@ class PrivateTrainerMixin(_Base):
 
     # -- evaluation ----------------------------------------------------------------------------
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """That of the Trainer; the training data is refused."""
-        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(chosen, str) and isinstance(self.eval_dataset, Mapping):
-            chosen = self.eval_dataset.get(chosen)
-        self._refuse_training_data(chosen)
-        return super().get_eval_dataloader(eval_dataset)
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As the Trainer does; the training data is refused."""
+        for dataset in list_datasets(self.eval_dataset if eval_dataset is None else eval_dataset):
+            self._refuse_training_data(dataset)
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """That of the Trainer; the training data is refused."""
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer does; the training data is refused."""
         self._refuse_training_data(test_dataset)
-        return super().get_test_dataloader(test_dataset)
+        return super().predict(test_dataset, *args, **kwargs)
 
     def _refuse_training_data(self, dataset: Any) -> None:
-        if is_same_dataset(self.train_dataset, dataset):
+        if any(is_same_dataset(own, dataset) for own in (self._given_dataset, self.train_dataset)):
             raise IntegrationError(
                 "the evaluation is to run on the training data, whose losses and metrics are "
                 "private and would be logged: evaluate on data that is not trained on."
@@ -409,7 +411,7 @@ class PrivateTrainerMixin(_Base):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         state = self.engine.state_dict(weights=False)  # the Trainer saves them
-        if self.engine.is_leader:
+        if self.args.should_save:
             replace_file(Path(output_dir, STATE_NAME), lambda stream: torch.save(state, stream))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -267,6 +267,7 @@ def test_momentum_runs_compiled_losses_again():
 
 
 # Not fullgraph: torch's own optimizers break the graph, with or without an engine.
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("options", [OPTIONS[0], *OPTIONS[2:]])
 def test_a_compiled_step_of_the_optimizer(options):
     model = layers()
@@ -537,6 +538,7 @@ def test_a_compiled_function_that_asks_for_gradients_of_samples_is_refused():
     torch.compile(lambda x: plainly(x), backend="eager")(X)
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("options", OPTIONS[:3])
 def test_functions_and_checks_and_plans(options):
     nested = layers()

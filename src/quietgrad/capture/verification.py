@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import draw_below, split_samples
-from quietgrad.capture.collation import check_collation
+from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
@@ -273,6 +273,8 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
+            check_targets(tape.calls, tape.collation, is_first=is_first)
         self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:

@@ -234,15 +234,14 @@ class Verifier:
         self._on_probed()
         traces = [call.leaves_traces for call in tape.calls]
         self.needs_snapshots |= any(each is True for each in traces)
+        ends = {node for call in tape.calls for node in call.ends}
+        edges = list_edges(losses, ends)
         for number, call in enumerate(tape.calls):
             call.note_transient()
+            call.note_direct(edges)
             call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
         find_shared = self._constants.find(tape.calls)
-        ends = {node for call in tape.calls for node in call.ends}
-        edges = list_edges(losses, ends)
-        for call in tape.calls:
-            call.note_direct(edges)
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)

@@ -31,10 +31,11 @@ from quietgrad.capture.independence import RecordedCall
 from quietgrad.capture.outputs import Seed, has_one_for_each, list_factors
 from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, repeat
-from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
+from quietgrad.capture.samples import Arguments, Selection, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import all_of
 from quietgrad.factors.combined import combine, norms_of_extremes
+from quietgrad.factors.membership import Membership
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
@@ -49,16 +50,19 @@ class Collation:
         indices: of its elements in the data set.
         load: gives an element of the data set.
         collate: makes a micro-batch of a list of elements.
+        membership: whose the elements are, if a sample may consist of several.
     """
 
     content: Any
     indices: Sequence[int]
     load: Callable[[int], Any]
     collate: Callable[[list[Any]], Any]
+    membership: Membership
 
     def find_pair(self, *, tried: int) -> tuple[Any, Any] | None:
         """A short and a long element; None if there are none, or collating draws at random."""
-        order = random_order(len(self.indices))[:tried].tolist()
+        firsts = self.membership.firsts  # not two of one sample, which may notice each other
+        order = firsts[random_order(len(firsts))[:tried]].tolist()
         with preserve_randomness():
             try:
                 elements = [self.load(self.indices[place]) for place in order]
@@ -73,12 +77,36 @@ class Collation:
                 return None  # elements that cannot be loaded again, or not be collated twice
         return short, long
 
+    def keeps_order(self) -> bool:
+        """Whether elements come out in the order in which they are given.
+
+        Where it draws at random, or what comes out has no row for each element, nothing can be
+        told.
+        """
+        with preserve_randomness():
+            try:
+                elements = [self.load(index) for index in self.indices]
+                if not self._is_repeatable(elements):
+                    return True
+                forward, backward = map(self.collate, (elements, elements[::-1]))
+            except Exception:
+                return True  # elements that cannot be loaded again, or not be collated twice
+        pairs = list(zip(_parts(forward), _parts(backward), strict=False))
+        return all(_is_reversed(*pair, len(elements)) for pair in pairs)
+
     def _is_repeatable(self, elements: list[Any]) -> bool:
         torch.manual_seed(0)
         first = self.collate(elements)
         torch.manual_seed(1)
         np.random.rand()  # noqa: NPY002  what collates may draw from it
         return bool(is_same(_parts(first), _parts(self.collate(elements))))
+
+
+def _is_reversed(one: Any, other: Any, count: int) -> bool:
+    """Whether rows are in reverse order, if there are as many as elements."""
+    if not isinstance(one, Tensor) or not one.ndim or len(one) != count:
+        return True
+    return isinstance(other, Tensor) and bool(is_same([one], [other.flip(0)]))
 
 
 def _size(content: Any) -> int:
@@ -117,6 +145,13 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
     are compared if nothing was verified before.
     """
+    if not collation.membership.is_plain and not collation.keeps_order():
+        raise SampleMixingError(
+            "collate_fn puts records in another order than it is given them (sorted by length, "
+            "say): with units= their losses would count for other units. Keep the order (in "
+            "pack_padded_sequence with enforce_sorted=False), or sort inside of the model and put "
+            "its output back in order."
+        )
     pair = collation.find_pair(tried=_TRIED_FIRST if is_first else _TRIED)
     if pair is None:
         return
@@ -285,8 +320,8 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        samples, mode = torch.arange(count), ConstantDraws()
-        return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
+        samples = Selection.of_everyone(Membership(count))
+        return repeat(call, lambda _: arguments, samples, begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By the norms of all parameters: the outputs, which they begin with, are the same."""

@@ -51,6 +51,7 @@ from quietgrad.capture.layout import Layout
 from quietgrad.capture.outputs import (
     OutputComparison,
     find_broken,
+    has_owned_rows,
     same_factors,
     tells_samples_apart,
 )
@@ -78,6 +79,7 @@ from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
     JoinedInput,
+    Selection,
     change_values,
     copy_arguments,
     has_joined_rows,
@@ -86,9 +88,12 @@ from quietgrad.capture.samples import (
 )
 from quietgrad.errors import QuietgradError
 from quietgrad.factors.base import Later, Verdict, all_of, any_of
+from quietgrad.factors.membership import Membership
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
+EarlierCall = tuple[Arguments, Membership]
+"""What a call was made with, and of whose records."""
 Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
 """Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
 
@@ -107,7 +112,7 @@ class RecordedCall:
         call: the call.
         factors: of the gradients that arrived at its sites.
         recapture: captures repeats.
-        batch: the number of samples.
+        membership: of the records that it was called with.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
         find_shared: tells, by id, parts of its arguments that were the same with other samples.
@@ -119,16 +124,26 @@ class RecordedCall:
     call: ModelCall
     factors: Factors
     recapture: Recapture
-    batch: int
+    membership: Membership
     is_bypassed: bool = False
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
 
+    @property
+    def batch(self) -> int:
+        """The length of a dimension that runs over the records."""
+        return self.membership.batch
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.membership.samples
+
     @cached_property
     def broken(self) -> Tensor:
         """The samples whose losses sent something that is not finite to the outputs."""
-        return find_broken(self.call.outputs, self.batch)
+        return find_broken(self.call.outputs, self.membership)
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> bool:
@@ -161,9 +176,10 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         assert call.returned is not None
         layouts = list_frozen_layouts(layouts, call.arguments, call.returned)
         if not layouts:
-            check_single(replace(recorded, batch=1))
+            check_single(replace(recorded, membership=Membership(1)))
             return False
-        recorded = replace(recorded, batch=layouts[0].batch)
+        if layouts[0].batch != recorded.batch:
+            recorded = replace(recorded, membership=Membership(layouts[0].batch))
     complaint = _try_layouts(recorded, layouts, is_new=is_new, is_first=is_first)
     if complaint is not None:
         joined = _find_joined(recorded)
@@ -204,45 +220,52 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     """Arguments in which samples are rows of one tensor; None if there are none."""
     if not recorded.call.with_gradients:
         return None
-    batch = recorded.batch
-    run = _Examination(recorded, InputLayout(Layout(batch))).run_if_possible(
-        copy_arguments, torch.arange(batch), read_rows=True
+    membership = recorded.membership
+    run = _Examination(recorded, InputLayout(Layout(recorded.batch))).run_if_possible(
+        Selection.of_everyone(membership), choose=copy_arguments, read_rows=True
     )
     # What has no gradient may still reach others' rows: it must be seen to change nothing.
     if run is None or run.rows is None or run.rows.untold:
         return None
     rows = run.rows.found
-    if not all(each.keeps_places for each in rows.values()):
+    if not all(each.keeps_places(membership) for each in rows.values()):
         return None
-    if not all(each.is_usual for each in rows.values()):
+    if not all(each.is_usual(membership) for each in rows.values()):
         raise reordered_refusal(type(recorded.call.model).__name__)
-    is_joined = any(each.is_ragged or each.owners.numel() > batch for each in rows.values())
+    is_joined = any(
+        each.is_ragged(membership) or each.owners.numel() > recorded.batch for each in rows.values()
+    )
     if not is_joined and not recorded.was_joined:
         return None
-    return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, batch)
+    return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, membership)
 
 
 def is_repeated_alike(recorded: RecordedCall) -> bool:
     """Whether a call gives the same outputs and gradients when it is made again as it was."""
     examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
-    everyone = torch.arange(recorded.batch)
-    run = examination.run_if_possible(copy_arguments, everyone)
-    return run is not None and run.is_alike and bool(examination._agrees(run, everyone, everyone))
+    everyone = Selection.of_everyone(recorded.membership)
+    run = examination.run_if_possible(everyone, choose=copy_arguments)
+    if run is None or not run.is_alike:
+        return False
+    return bool(examination._agrees(run, everyone.samples, everyone.samples))
 
 
-def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
+def check_single(recorded: RecordedCall, earlier: EarlierCall | None = None) -> None:
     """Refuse a call with one sample that gives something else after another sample was run.
 
-    ``earlier`` are the arguments of a call with another sample, if there was one.
+    ``earlier`` is a call with another sample, if there was one.
     """
     examination = _Examination(recorded, InputLayout(Layout(1)))
-    everyone = torch.arange(1)
+    own = Selection.of_everyone(recorded.membership)
     examination.require_repeatable()
-    others: list[Choose] = [partial(change_values, scale=scale) for scale in (1, 8, 0)]
+    others: list[tuple[Selection, Choose]] = [
+        (own, partial(change_values, scale=scale)) for scale in (1, 8, 0)
+    ]
     if earlier is not None:
-        others.append(lambda _: copy_arguments(earlier))
-    for choose in others:
-        other = examination.run_if_possible(choose, everyone)
+        arguments, membership = earlier
+        others.append((Selection.of_everyone(membership), lambda _: copy_arguments(arguments)))
+    for selection, choose in others:
+        other = examination.run_if_possible(selection, choose=choose)
         if other is not None:
             examination.refuse_kept_data(other)
     examination.require_repeatable()
@@ -272,7 +295,8 @@ class _Examination:
         self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
-        self._everyone = torch.arange(recorded.batch)
+        self._unchanged = Selection.of_everyone(recorded.membership)
+        self._everyone = self._unchanged.samples
         self._drawn = DrawRecorder()
         self._error: Exception | None = None  # of the model, with other samples
 
@@ -310,7 +334,7 @@ class _Examination:
     def _recorded_draws(self) -> DrawRecorder | None:
         """What the call drew; None if it cannot be repeated."""
         recorder = DrawRecorder()
-        run = self.run_if_possible(self._unchanged, self._everyone, recorder, backward=False)
+        run = self.run_if_possible(self._unchanged, recorder, backward=False)
         return None if run is None else recorder
 
     def _list_with_steady_draws(self) -> Iterator[_Examination]:
@@ -333,20 +357,20 @@ class _Examination:
         return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
 
     def _try(self, *, is_new: bool, is_first: bool) -> Iterator[Trial]:
-        kept, *others = separate_samples(self.recorded.batch)
+        kept, *others = separate_samples(self.recorded.samples)
         # Of what is known already, gradients are compared in one of two repeats, and of few alone.
         in_whole = is_new or draw_below(2) == 0
         recorder = self._drawn if self._steady is None else None
         is_same = self._replace_others(kept, recorder, backward=in_whole, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
-            self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
+            self._reference = self.run(self._unchanged, DrawRecorder())
             is_same = self._replace_others(kept, DrawRecorder())
         yield is_same, self._explaining_mixed
         alone = kept.nonzero().flatten()
         if not is_new:
             alone = alone[random_order(len(alone))[:COPIED]]
-        alone = take_several(displace(alone, self.recorded.batch), self.recorded.batch)
+        alone = take_several(displace(alone, self.recorded.samples), self.recorded.samples)
         backward = is_new or not in_whole
         is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
         explain = partial(self._explain_company, alone, self._drawn, backward=backward)
@@ -363,7 +387,7 @@ class _Examination:
         dim, batch = self.layout.main.dim, self.recorded.batch
         for tensor in self._call.arguments:
             if tensor.is_floating_point() and tensor.ndim > dim and tensor.shape[dim] == batch:
-                return score_samples(tensor, batch, dim)
+                return self.recorded.membership.sum(score_samples(tensor, batch, dim))
         return None
 
     @property
@@ -375,8 +399,8 @@ class _Examination:
     @cached_property
     def is_sizable(self) -> bool:
         """Whether the model runs with another number of samples."""
-        few = take_several(self._everyone[1:], self.recorded.batch)
-        return self.run_if_possible(self.layout.select(few), few, backward=False) is not None
+        few = take_several(self._everyone[1:], self.recorded.samples)
+        return self.run_if_possible(self._some(few), backward=False) is not None
 
     def list_alternatives(self) -> Iterator[_Examination]:
         """The same, but for what is as long as the batch by chance.
@@ -389,10 +413,11 @@ class _Examination:
         if shared := self.recorded.find_shared():
             yield _Examination(self.recorded, replace(self.layout, shared=shared))
         other = _Examination(self.recorded, replace(self.layout, has_sides=False))
-        few = take_several(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
-        if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
+        count = self.recorded.samples
+        few = self._some(take_several(self._everyone[: (count + 1) // 2], count))
+        if self.run_if_possible(few, backward=False) is not None:
             return
-        if other.run_if_possible(other.layout.select(few), few, backward=False) is not None:
+        if other.run_if_possible(few, backward=False) is not None:
             yield other
 
     def _replace_others(
@@ -421,7 +446,7 @@ class _Examination:
     ) -> Verdict:
         """Whether the ``rest`` gets the same with these samples in the places of the call's."""
         try:
-            run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+            run = self.run(self._copies(samples), mode, backward=backward)
         except Exception as error:
             self._error = error
             return False
@@ -451,8 +476,8 @@ class _Examination:
         """
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
-            self.run(self._unchanged, self._everyone, drawn, backward=False)
-        if self.recorded.batch > FEW and self._call.with_gradients and not self._gives_whole:
+            self.run(self._unchanged, drawn, backward=False)
+        if self.recorded.samples > FEW and self._call.with_gradients and not self._gives_whole:
             for number, samples in enumerate(list_companies([first, *masks], self._scores)):
                 is_same = self._is_same_for(
                     samples, drawn, backward=not number, with_constants=False
@@ -465,13 +490,13 @@ class _Examination:
         yield self._replace_others(first, largest=False), self._explaining_mixed
         for is_same in self._replace_any(masks):
             yield is_same, self._explaining_mixed
-        samples = take_several(self._everyone[1:], self.recorded.batch)
+        samples = take_several(self._everyone[1:], self.recorded.samples)
         is_same = self._is_same_for(samples, drawn, backward=False)
         yield is_same is None or is_same, self._explain_place
 
     def _replace_any(self, masks: Sequence[Tensor]) -> Iterator[Verdict]:
         """Whether each of these samples get the same when the others are replaced."""
-        singles = choose_singles(self.recorded.batch)
+        singles = choose_singles(self.recorded.samples)
         ends = ((singles[0], True), (singles[0], False))
         for kept, largest in (*ends, *((each, None) for each in (*masks, *singles))):
             yield self._replace_others(kept, backward=False, largest=largest)
@@ -493,10 +518,11 @@ class _Examination:
         """
         if not drawn.is_complete:
             return None
+        selection = self._some(samples)
         for major in (True, False) if drawn.drawn else (True,):
-            given = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
-            chosen, mode = self.layout.select(samples), given if drawn.drawn else None
-            run = self.run_if_possible(chosen, samples, mode, backward=backward)
+            given = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
+            mode = given if drawn.drawn else None
+            run = self.run_if_possible(selection, mode, backward=backward)
             if run is None:
                 return None
             if drawn.drawn and given.unaligned:
@@ -533,7 +559,7 @@ class _Examination:
 
         With ``backward``, gradients were compared, too.
         """
-        if not all_of(self._replace_any(separate_samples(self.recorded.batch))):
+        if not all_of(self._replace_any(separate_samples(self.recorded.samples))):
             return self._explain(mixed_refusal(self._kind), self._error)
         if backward and self._is_by_rounding(samples, drawn):
             return None
@@ -547,7 +573,7 @@ class _Examination:
         gradients when others are replaced, which changes no number; and gradients move as far, for
         the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
-        is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool).index_fill(0, samples, True)
+        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool).index_fill(0, samples, True)
         if not (
             self._is_same_for(samples, drawn, backward=False) and self._replace_others(is_kept)
         ):
@@ -556,13 +582,12 @@ class _Examination:
         for _ in range(_TREMBLES):
             with trembling_weights(self._call.model):
                 mode = DrawRecorder() if self._drawn.has_hidden else None
-                run = self.run(self._unchanged, self._everyone, mode)
+                run = self.run(self._unchanged, mode)
             moved.append(self._measure_gaps(run, samples, samples))
-        everyone = torch.arange(len(samples))
+        everyone, selection = torch.arange(len(samples)), self._some(samples)
         for major in (True, False) if drawn.drawn else (True,):
-            replayed = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
-            chosen = self.layout.select(samples)
-            alone = self.run_if_possible(chosen, samples, replayed if drawn.drawn else None)
+            replayed = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
+            alone = self.run_if_possible(selection, replayed if drawn.drawn else None)
             gaps = None if alone is None else self._measure_gaps(alone, samples, everyone)
             if gaps is not None and explains_gaps(gaps, moved):
                 return True
@@ -598,8 +623,7 @@ class _Examination:
         if self._drawn.drawn:  # draws would change with places
             is_same = self._is_same_with_constants(samples, backward=False)
             return is_same is not None and not is_same
-        run = self.run(self.layout.select(samples), samples)
-        return not self._agrees(run, samples)
+        return not self._agrees(self.run(self._some(samples)), samples)
 
     def _explain(self, complaint: QuietgradError, error: Exception | None = None) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
@@ -614,46 +638,62 @@ class _Examination:
 
     def _is_repeatable(self) -> bool:
         mode = DrawRecorder() if self._drawn.has_hidden else None
-        run = self.run(self._unchanged, self._everyone, mode)
+        run = self.run(self._unchanged, mode)
         return bool(self._agrees(run, self._everyone))
 
+    def _some(self, samples: Tensor) -> Selection:
+        """These samples, with all of their records."""
+        return Selection.of_some(samples, self.recorded.membership)
+
+    def _copies(self, samples: Tensor) -> Selection:
+        """As many samples, some of which became others.
+
+        They keep their number of records, so that kernels round as in the call. Where rows are in
+        any number, it is not known how many a sample has then: it takes all records of the other.
+        """
+        if not self.recorded.membership.is_plain and self._returns_owned_rows:
+            return self._some(samples)
+        return Selection.of_copies(samples, self.recorded.membership)
+
     @cached_property
-    def _unchanged(self) -> Choose:
-        return self.layout.select(self._everyone)
+    def _returns_owned_rows(self) -> bool:
+        return any(has_owned_rows(each, self.recorded.membership) for each in self._call.outputs)
 
     def run(
         self,
-        choose: Choose,
-        samples: Tensor,
+        selection: Selection,
         mode: AbstractContextManager[Any] | None = None,
         *,
+        choose: Choose | None = None,
         backward: bool = True,
         read_rows: bool = False,
     ) -> Execution:
-        """A repeat in which sample ``i`` is ``samples[i]`` of the call."""
-        call, count = self._call, len(samples)
-        returned = call.returned
+        """A repeat with these samples; ``choose`` makes its arguments, if it is given."""
+        call, count = self._call, len(selection.samples)
+        returned, membership = call.returned, self.recorded.membership
         assert returned is not None
+        choose = choose or self.layout.select(selection)
         if isinstance(self.layout, JoinedInput) and not self.layout.is_complete:
-            samples = torch.arange(count)  # each keeps its rows, with other values
-        comparison = self._comparison(samples, torch.arange(count), samples)
+            # Each keeps its rows, with other values.
+            selection = replace(self._unchanged, samples=torch.arange(count))
+        comparison = self._comparison(selection.samples, torch.arange(count), selection)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
-        hold = count == self.recorded.batch
-        options = {"hold": hold, "read_rows": read_rows}
+        options = {"hold": count == membership.samples, "read_rows": read_rows}
         if self._steady is not None:
             mode = self._steady()
-        return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, **options)
+        return repeat(call, choose, selection, seeds, self.recorded.recapture, mode, **options)
 
     def run_if_possible(
         self,
-        choose: Choose,
-        samples: Tensor,
+        selection: Selection,
         mode: AbstractContextManager[Any] | None = None,
+        *,
+        choose: Choose | None = None,
         **options: bool,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:
-            return self.run(choose, samples, mode, **options)
+            return self.run(selection, mode, choose=choose, **options)
         except Exception:
             return None
 
@@ -665,7 +705,7 @@ class _Examination:
         changed = {name for name, is_same in are_same.items() if not is_same}
         if changed:
             # What differs between equal runs, too, was not computed from samples: a clock.
-            again = self.run(self._unchanged, self._everyone, backward=False)
+            again = self.run(self._unchanged, backward=False)
             kept = self._call.compare_kept(again.held).items()
             changed -= {name for name, is_same in kept if not is_same}
         if changed:
@@ -689,8 +729,8 @@ class _Examination:
         returned is compared. Unless ``patient``, a verdict that is not known yet may be false where
         a patient one is true.
         """
-        new = torch.arange(run.batch) if new is None else new
-        comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
+        new = torch.arange(run.samples) if new is None else new
+        comparison = self._comparison(old, new, run.selection, is_alike=run.is_alike)
         reference = self._reference
         is_same = comparison.holds(reference.outputs, run.outputs)
         if is_same is False or not backward:
@@ -708,13 +748,13 @@ class _Examination:
         return all_of((is_same, same_factors))
 
     def _comparison(
-        self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
+        self, old: Tensor, new: Tensor, selection: Selection, *, is_alike: bool = True
     ) -> OutputComparison:
-        known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
+        known, membership = self._call.outputs, self.recorded.membership
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
         return OutputComparison(
-            known, batch, count, old, new, samples, self._call.bits, is_alike, has_whole
+            known, membership, old, new, selection, self._call.bits, is_alike, has_whole
         )
 
     @cached_property
@@ -723,18 +763,18 @@ class _Examination:
         outputs = self._call.recorded_outputs
         has_inner = any(tensor.requires_grad for tensor in self._call.arguments)
         if self._steady is not None:
-            return self.run(self._unchanged, self._everyone)
+            return self.run(self._unchanged)
         if outputs is None or has_inner or self.recorded.is_bypassed:
-            again = self.run(self._unchanged, self._everyone)
+            again = self.run(self._unchanged)
             outputs = again.outputs if outputs is None else outputs
             known = again.factors if self.recorded.is_bypassed else self.recorded.factors
             return replace(again, factors=known, outputs=outputs)
-        return Execution(self._everyone, outputs, self.recorded.factors)
+        return Execution(self._unchanged, outputs, self.recorded.factors)
 
     def _same_factors(
         self, before: Factors, run: Execution, old: Tensor, new: Tensor, *, patient: bool
     ) -> Verdict:
-        same_size = run.is_alike and run.batch == self.recorded.batch
+        same_size = run.is_alike and run.samples == self.recorded.samples
         same = partial(
             agree_by_sample,
             bits=self._call.bits,
@@ -755,4 +795,4 @@ class _Examination:
         if not call.with_gradients or not any(p.requires_grad for p in call.model.parameters()):
             return True
         assert call.returned is not None
-        return tells_samples_apart(call.returned, call.outputs, self.recorded.batch)
+        return tells_samples_apart(call.returned, call.outputs, self.recorded.membership)

@@ -5,6 +5,7 @@ from collections import Counter
 from itertools import combinations, pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from scipy import stats
@@ -19,6 +20,7 @@ from .helpers import COUNTS, ids
 OWNERS = ids()
 NAMES = list(dict.fromkeys(OWNERS))
 PEOPLE = len(COUNTS)
+NUMBERS = [NAMES.index(each) for each in OWNERS]
 
 
 def loader(draws=None, most=3, *, steps=400, rate=0.4, **options):
@@ -123,6 +125,27 @@ def test_no_micro_batch_is_larger_and_none_could_be_joined():
         batch.discard()
 
 
+@pytest.mark.parametrize("size", [None, 10_000])
+def test_one_large_unit_does_not_enlarge_the_others(size):
+    """Laid out as if each had 10,000 records, 500 units of one would take a thousand times more."""
+    counts = [1] * 250 + [10_000] + [1] * 250 + [30] * 20
+    owners = np.arange(len(counts)).repeat(counts)
+    units = Units(owners, len(owners), 10_000)
+    chosen = units.choose(range(len(counts)), 1, 0)
+    packed = units.pack(chosen, size)
+    assert sorted(r for each in packed for r in each) == list(range(len(owners)))
+    padded = [max(each.counts) * len(each.counts) for each in packed]
+    assert max(padded) <= 2 * (size or len(owners))
+    assert len(packed) == 2
+
+
+def test_units_of_like_size_stay_whole():
+    units = Units(OWNERS, len(OWNERS), 3)
+    chosen = units.choose(range(PEOPLE), 1, 0)
+    assert len(units.pack(chosen, None)) == 1
+    assert units.pack([], None) == units.pack([], 6) == []
+
+
 SAMPLERS = {
     "shuffled": resolve("shuffled"),
     "full-batch": resolve("full-batch"),
@@ -145,7 +168,8 @@ def test_every_sampler_draws_units(name):
     elif name == "full-batch":
         assert [sorted(each) for each in found] == [sorted(NAMES)]
     elif name == "own":
-        assert [[NAMES.index(n) for n in each] for each in found] == [[0, 5], [1, 2, 3], [4]]
+        drawn = [sorted(NAMES.index(name) for name in each) for each in found]
+        assert drawn == [[0, 5], [1, 2, 3], [4]]
     else:
         assert max(map(len, found)) <= 9
 
@@ -156,6 +180,14 @@ WRONG = [
     ([1.0] * 32 + [float("nan")], r"units\[32\] is nan: nobody knows"),
     (np.array([1.0] * 32 + [np.nan]), r"units\[32\] is nan: nobody knows"),
     (torch.full((33,), torch.nan), r"units\[0\] is nan: nobody knows"),
+    (np.array([1] * 32 + ["NaT"], dtype="datetime64[s]"), r"units\[32\] is None: nobody knows"),
+    (np.ma.masked_equal(np.arange(33), 7), r"units\[7\] is None: nobody knows"),
+    (pa.array([*range(32), None]), r"units\[32\] is None: nobody knows"),
+    ([7, "7", *OWNERS[2:]], r"units\[0\] and units\[1\] are ids of two types \(a number, str\)"),
+    (
+        [*OWNERS[:-1], OWNERS[0].encode()],
+        r"ids of two types \(str, bytes\): 7 and '7' would be",
+    ),
     ([*OWNERS[:-1], ["a"]], r"units\[32\] is \['a'\]: expected an id"),
     (torch.zeros(33, 1), r"has the shape \(33, 1\)"),
     ("person", "not the name of a column"),
@@ -183,6 +215,9 @@ FORMS = {
     "floats": [float(NAMES.index(each)) for each in OWNERS],
     "a tensor": torch.tensor([50 - NAMES.index(each) for each in OWNERS]),
     "numbers of a tensor": list(torch.tensor([NAMES.index(each) for each in OWNERS])),
+    "dates": np.array([NAMES.index(each) for each in OWNERS], dtype="datetime64[D]"),
+    "a column": pa.array(OWNERS),
+    "several kinds of numbers": [[int, float, np.int32][i % 3](n) for i, n in enumerate(NUMBERS)],
     "tuples": [(each, "x") for each in OWNERS],
 }
 

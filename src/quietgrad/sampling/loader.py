@@ -383,7 +383,7 @@ class BatchLoader:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
         if units is not None:
             _check_units(units, physical_batch_size, lengths)
-        self._units, self._records = units, size
+        self._units = units
         self._lengths = None if lengths is None else check_lengths(lengths, draws.population)
         self._dataset, self._collate_fn = dataset, collate_fn
         self.draws = draws
@@ -508,12 +508,12 @@ class BatchLoader:
 
     def _split(self, indices: list[int], key: int, step: int) -> list[list[int]]:
         """The indices of one logical batch, as micro-batches."""
-        size = self.physical_batch_size or self._records
         if self._units is not None:
             # All of them, on every process: then a record is chosen whoever loads it.
             chosen = self._units.choose(indices, key, step)
             theirs = [chosen[place] for place in self._part(list(range(len(chosen))))]
-            return Share([*self._units.pack(theirs, size)], indices)
+            return Share([*self._units.pack(theirs, self.physical_batch_size)], indices)
+        size = self.physical_batch_size or self.draws.population
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
         count = -(-self._most(len(indices)) // size)

@@ -7,6 +7,7 @@ chosen anew, so that someone with many records is not clipped to a gradient of a
 import hashlib
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from quietgrad.sampling.samplers import step_words
 
 Ids = Sequence[Hashable] | NDArray[Any] | Tensor
 """One id for each record: numbers, strings or whatever else can be compared."""
+
+
+_MOST_PADDED = 2
 
 
 class UnitRecords(list[int]):
@@ -86,14 +90,20 @@ class Units:
         ends = np.cumsum(np.minimum(counts, self.most)).tolist()
         return [records[start:end] for start, end in pairwise([0, *ends])]
 
-    def pack(self, chosen: Sequence[list[int]], size: int) -> list[UnitRecords]:
-        """Micro-batches of at most ``size`` records, in which units are whole."""
+    def pack(self, chosen: Sequence[list[int]], size: int | None) -> list[UnitRecords]:
+        """Micro-batches of at most ``size`` records, in which units are whole.
+
+        Gradients are laid out as if each unit of a micro-batch had as many records as the largest.
+        So units of like numbers stand together, and what is laid out is kept within twice ``size``:
+        where that is None, within twice the records that were chosen.
+        """
+        size = size or sum(map(len, chosen))
         packed: list[list[list[int]]] = []
-        room = 0
-        for records in chosen:
-            if not packed or len(records) > room:
+        room = places = 0
+        for records in sorted(chosen, key=len, reverse=True):
+            if not packed or len(records) > room or len(packed[-1]) == places:
                 packed.append([])
-                room = size
+                room, places = size, _MOST_PADDED * size // len(records)
             packed[-1].append(records)
             room -= len(records)
         return [UnitRecords(each) for each in packed]
@@ -108,6 +118,10 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
             f"units={ids!r} is not valid: expected one id for each record (a list, an array, a "
             "tensor or a column of a table), not the name of a column"
         )
+    if isinstance(ids, np.ma.MaskedArray):
+        ids = ids.tolist(None)  # where it is masked
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM":
+        ids = [None if np.isnat(each) else each for each in ids]
     if isinstance(ids, np.ndarray) and ids.ndim != 1:
         raise ValueError(
             f"units has the shape {ids.shape}: expected one id for each record, in one dimension"
@@ -121,16 +135,32 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
         _, firsts, inverse = np.unique(ids, return_index=True, return_inverse=True)
         return firsts.argsort().argsort()[inverse]
     numbers: dict[Hashable, int] = {}
+    kinds: dict[type, int] = {}  # and where each comes first
     found = np.empty(records, dtype=np.int64)
     for place, each in enumerate(ids.tolist() if isinstance(ids, np.ndarray) else ids):
-        found[place] = numbers.setdefault(_require_known(each, place), len(numbers))
+        unit = _require_known(each, place)
+        kinds.setdefault(float if isinstance(unit, Number) else type(unit), place)
+        found[place] = numbers.setdefault(unit, len(numbers))
+    if len(kinds) > 1:
+        (one, first), (other, second), *_ = kinds.items()
+        raise ValueError(
+            f"units[{first}] and units[{second}] are ids of two types ({_kind(one)}, "
+            f"{_kind(other)}): 7 and '7' would be two people. Expected ids of one type, such as "
+            "[str(id) for id in ids]"
+        )
     return found
+
+
+def _kind(kind: type) -> str:
+    return "a number" if kind is float else kind.__name__
 
 
 def _require_known(unit: Any, place: int) -> Hashable:
     """An id that says whose record it is."""
-    if isinstance(unit, Tensor | np.generic):
+    if isinstance(unit, Tensor) or (isinstance(unit, np.generic) and unit.dtype.kind != "M"):
         unit = unit.item()
+    elif hasattr(unit, "as_py"):  # of pyarrow
+        unit = unit.as_py()
     try:
         hash(unit)
         is_missing = unit is None or unit != unit

@@ -210,6 +210,43 @@ def test_collating_keeps_the_order_of_records():
         train_collated(collate_by_length)
 
 
+def sorted_by_size(x, y):
+    order = x[:, 0].argsort()
+    return x[order], y[order]
+
+
+ORDERS = {
+    "sorted": sorted_by_size,
+    "sorted and of another type": lambda x, y: sorted_by_size(x.float(), y),
+    "reversed": lambda x, y: (x.flip(0), y.flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("is_custom", [False, True], ids=["", "collate_fn"])
+def test_the_loop_must_keep_the_order_of_records(name, is_custom):
+    """One person's records in places of another would be clipped as the other's."""
+    collate_fn = torch.utils.data.default_collate if is_custom else None
+    model, engine = attach(Model(plain), collate_fn=collate_fn)
+
+    def losses(model, x, y):
+        x, y = ORDERS[name](x, y)
+        return cross_entropy(model(x.double(), None), y, None)
+
+    with pytest.raises(SampleMixingError, match="called with records in another order than they"):
+        train(model, engine, 3, losses)
+
+
+def test_the_loop_may_change_what_keeps_its_place():
+    model, engine = attach(Model(plain), verification="every")
+
+    def losses(model, x, y):
+        x = torch.where(y[:, None] == 1, x.round(), x).float().double()
+        return cross_entropy(model(x, y.flip(0)), y, None)  # few classes: any order is chance
+
+    train(model, engine, 3, losses)
+
+
 def test_the_same_is_allowed_where_a_record_is_a_sample():
     model = Padded()
     options = {"batch_size": 6, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 0}

@@ -6,6 +6,8 @@ then depends on the others of its micro-batch. It may also compute something ove
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +39,7 @@ from quietgrad.factors.base import all_of
 from quietgrad.factors.combined import combine, norms_of_extremes
 from quietgrad.factors.membership import Membership
 
+_TOLD = 8  # rows that are different, by which an order is told
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
 
@@ -49,18 +52,19 @@ class Collation:
         content: what was handed out.
         indices: of its elements in the data set.
         load: gives an element of the data set.
-        collate: makes a micro-batch of a list of elements.
+        collate: makes a micro-batch of a list of elements; None if torch's default does.
         membership: whose the elements are, if a sample may consist of several.
     """
 
     content: Any
     indices: Sequence[int]
     load: Callable[[int], Any]
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[list[Any]], Any] | None
     membership: Membership
 
     def find_pair(self, *, tried: int) -> tuple[Any, Any] | None:
         """A short and a long element; None if there are none, or collating draws at random."""
+        assert self.collate is not None
         firsts = self.membership.firsts  # not two of one sample, which may notice each other
         order = firsts[random_order(len(firsts))[:tried]].tolist()
         with preserve_randomness():
@@ -83,6 +87,8 @@ class Collation:
         Where it draws at random, or what comes out has no row for each element, nothing can be
         told.
         """
+        if self.collate is None:
+            return True
         with preserve_randomness():
             try:
                 elements = [self.load(index) for index in self.indices]
@@ -94,12 +100,47 @@ class Collation:
         pairs = list(zip(_parts(forward), _parts(backward), strict=False))
         return all(_is_reversed(*pair, len(elements)) for pair in pairs)
 
+    def is_permuted(self, tensor: Tensor) -> bool:
+        """Whether a tensor has rows of what was handed out, but some in places of other samples.
+
+        It is told where most rows are different, so that this is no chance.
+        """
+        parts = [part for part in _parts(self.content) if isinstance(part, Tensor)]
+        alike = [part for part in parts if part.shape == tensor.shape and part.ndim]
+        if not alike or len(tensor) != self.membership.records:
+            return False
+        owners, is_other = self.membership.owners.tolist(), False
+        for part in alike:
+            # The loop may have changed its type.
+            coarse = min(torch.float32, tensor.dtype, part.dtype, key=_precision)
+            given, rows = (_rows_in_bytes(each, coarse) for each in (tensor, part))
+            if len(set(rows)) < _TOLD:
+                continue
+            pairs = (zip(each, owners, strict=True) for each in (given, rows))
+            if operator.eq(*map(Counter, pairs)):
+                return False
+            is_other |= Counter(given) == Counter(rows)
+        return is_other
+
     def _is_repeatable(self, elements: list[Any]) -> bool:
+        assert self.collate is not None
         torch.manual_seed(0)
         first = self.collate(elements)
         torch.manual_seed(1)
         np.random.rand()  # noqa: NPY002  what collates may draw from it
         return bool(is_same(_parts(first), _parts(self.collate(elements))))
+
+
+def _precision(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits if dtype.is_floating_point else 64
+
+
+def _rows_in_bytes(tensor: Tensor, coarse: torch.dtype) -> list[bytes]:
+    """Each row, as something that is equal for equal numbers of any type, rounded to this one."""
+    flat = tensor.detach().cpu().reshape(len(tensor), -1)
+    flat = torch.view_as_real(flat) if flat.is_complex() else flat
+    flat = flat.to(coarse) if flat.is_floating_point() else flat
+    return [row.tobytes() for row in flat.double().numpy()]
 
 
 def _is_reversed(one: Any, other: Any, count: int) -> bool:
@@ -145,13 +186,10 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
     are compared if nothing was verified before.
     """
-    if not collation.membership.is_plain and not collation.keeps_order():
-        raise SampleMixingError(
-            "collate_fn puts records in another order than it is given them (sorted by length, "
-            "say): with units= their losses would count for other units. Keep the order (in "
-            "pack_padded_sequence with enforce_sorted=False), or sort inside of the model and put "
-            "its output back in order."
-        )
+    if not collation.membership.is_plain:
+        _refuse_other_order(recorded, collation)
+    if collation.collate is None:
+        return
     pair = collation.find_pair(tried=_TRIED_FIRST if is_first else _TRIED)
     if pair is None:
         return
@@ -183,6 +221,21 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     is_counted = is_first or recorded.has_owned_rows
     if is_counted and more is not None and not pair_of_runs.agree_with_more(beside, more):
         raise counted_refusal(type(recorded.call.model).__name__)
+
+
+def _refuse_other_order(recorded: RecordedCall, collation: Collation) -> None:
+    """Records are known by their places: in another order they would count for other samples."""
+    who = None
+    if not collation.keeps_order():
+        who = "collate_fn puts records in another order than it is given them"
+    elif any(map(collation.is_permuted, recorded.call.arguments)):
+        who = "the model is called with records in another order than they were handed out in"
+    if who is not None:
+        raise SampleMixingError(
+            f"{who} (sorted by length, say): with units= their losses would count for other units. "
+            "Keep the order (in pack_padded_sequence with enforce_sorted=False), or sort inside of "
+            "the model and put its output back in order."
+        )
 
 
 def _match(

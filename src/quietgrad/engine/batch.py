@@ -521,12 +521,15 @@ class BatchIterator:
     def _collation(
         self, indices: Sequence[int], content: Any, membership: Membership | None = None
     ) -> Collation | None:
-        """How the micro-batch was collated, if not by torch's default, which pads nothing."""
-        loader = self._state.loader
-        if loader.collate_fn is None:
+        """How the micro-batch was made, if it matters: torch's default pads nothing.
+
+        But records of units must stay in their places.
+        """
+        loader, membership = self._state.loader, membership or Membership(len(indices))
+        if loader.collate_fn is None and membership.is_plain:
             return None
         load, collate = loader.dataset.__getitem__, loader.collate_fn
-        return Collation(content, indices, load, collate, membership or Membership(len(indices)))
+        return Collation(content, indices, load, collate, membership)
 
     def _is_verification_due(self, samples: int) -> bool:
         is_due = self._schedule.is_due(samples)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ from quietgrad.capture.outputs import (
     OutputComparison,
     find_broken,
     has_owned_rows,
+    has_rows_alike,
     same_factors,
     tells_samples_apart,
 )
@@ -64,6 +65,7 @@ from quietgrad.capture.refusals import (
     placed_refusal,
     raw_data_refusal,
     reordered_refusal,
+    sized_refusal,
     unrepeatable_refusal,
     unseen_refusal,
 )
@@ -283,6 +285,20 @@ def explains_gaps(gaps: Gaps, moved: Sequence[Gaps | None]) -> bool:
     return True
 
 
+class Company(NamedTuple):
+    """A repeat in which some samples are as they were in the call.
+
+    Attributes:
+        selection: what it is made with.
+        old: these samples in the call.
+        new: the same ones in the repeat.
+    """
+
+    selection: Selection
+    old: Tensor
+    new: Tensor
+
+
 class _Examination:
     """Repeats of one call, with one layout of its arguments."""
 
@@ -372,9 +388,10 @@ class _Examination:
             alone = alone[random_order(len(alone))[:COPIED]]
         alone = take_several(displace(alone, self.recorded.samples), self.recorded.samples)
         backward = is_new or not in_whole
-        is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
-        explain = partial(self._explain_company, alone, self._drawn, backward=backward)
-        yield is_same_alone is None or is_same_alone, explain
+        yield self._try_company(self._company(alone), self._drawn, backward=backward)
+        resized = self._resize_others()
+        if resized is not None:
+            yield self._try_company(resized, self._drawn, backward=backward)
         if is_first:
             # Draws that depend on values are others for samples that are replaced.
             is_hidden = self._drawn.has_hidden
@@ -479,19 +496,18 @@ class _Examination:
             self.run(self._unchanged, drawn, backward=False)
         if self.recorded.samples > FEW and self._call.with_gradients and not self._gives_whole:
             for number, samples in enumerate(list_companies([first, *masks], self._scores)):
-                is_same = self._is_same_for(
-                    samples, drawn, backward=not number, with_constants=False
-                )
+                company, backward = self._company(samples), not number
+                is_same = self._is_same_for(company, drawn, backward=backward, with_constants=False)
                 if is_same is None:
                     break
-                yield is_same, partial(self._explain_company, samples, drawn, backward=not number)
+                yield is_same, partial(self._explain_company, company, drawn, backward=backward)
             else:
                 return
         yield self._replace_others(first, largest=False), self._explaining_mixed
         for is_same in self._replace_any(masks):
             yield is_same, self._explaining_mixed
         samples = take_several(self._everyone[1:], self.recorded.samples)
-        is_same = self._is_same_for(samples, drawn, backward=False)
+        is_same = self._is_same_for(self._company(samples), drawn, backward=False)
         yield is_same is None or is_same, self._explain_place
 
     def _replace_any(self, masks: Sequence[Tensor]) -> Iterator[Verdict]:
@@ -501,16 +517,45 @@ class _Examination:
         for kept, largest in (*ends, *((each, None) for each in (*masks, *singles))):
             yield self._replace_others(kept, backward=False, largest=largest)
 
+    def _company(self, samples: Tensor) -> Company:
+        """These samples, with all of their records, and no others."""
+        return Company(self._some(samples), samples, torch.arange(len(samples)))
+
+    def _resize_others(self) -> Company | None:
+        """Some samples as they are, beside others with so many records that the most is another.
+
+        None where a sample is a record, and where it is not known what a sample with another number
+        of records returns.
+        """
+        membership = self.recorded.membership
+        if membership.is_plain or isinstance(self.layout, JoinedInput):
+            return None
+        if self._returns_owned_rows and not self._returns_alike:
+            return None
+        counts = torch.tensor(membership.counts)
+        kept, size = counts < counts.max(), 1
+        if not kept.any():
+            # Twice as many: what is made for one number may take them for two samples.
+            kept, size = separate_samples(membership.samples)[0], 2 * int(counts[0])
+        sizes = counts.where(kept, size).tolist()
+        rest = kept.nonzero().flatten()
+        return Company(Selection.of_resized(sizes, membership), rest, rest)
+
+    def _try_company(self, company: Company, drawn: DrawRecorder, *, backward: bool) -> Trial:
+        is_same = self._is_same_for(company, drawn, backward=backward)
+        explain = partial(self._explain_company, company, drawn, backward=backward)
+        return is_same is None or is_same, explain
+
     def _is_same_for(
         self,
-        samples: Tensor,
+        company: Company,
         drawn: DrawRecorder,
         *,
         backward: bool = True,
         with_constants: bool = True,
         patient: bool = False,
     ) -> Verdict | None:
-        """Whether these samples get the same when they are alone, in this order.
+        """Whether these samples get the same in this company: alone in another order, say.
 
         None if that cannot be told: the model is made for one size of batch, or its draws cannot be
         given again to each sample. Then outputs are compared in runs with constants in the place of
@@ -518,7 +563,7 @@ class _Examination:
         """
         if not drawn.is_complete:
             return None
-        selection = self._some(samples)
+        selection, old, new = company
         for major in (True, False) if drawn.drawn else (True,):
             given = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
             mode = given if drawn.drawn else None
@@ -528,11 +573,11 @@ class _Examination:
             if drawn.drawn and given.unaligned:
                 if not with_constants:
                     return None
-                return self._is_same_with_constants(samples, backward=backward)
-            is_same = self._agrees(run, samples, backward=backward, patient=patient)
+                return self._is_same_with_constants(company, backward=backward)
+            is_same = self._agrees(run, old, new, backward=backward, patient=patient)
             if isinstance(is_same, Later) and run.has_same_draws and not patient:
                 options = {"backward": backward, "with_constants": with_constants}
-                again = partial(self._is_same_for, samples, drawn, **options, patient=True)
+                again = partial(self._is_same_for, company, drawn, **options, patient=True)
                 return any_of((is_same, Later(again)))
             if not drawn.drawn and run.has_same_draws:
                 return is_same
@@ -542,10 +587,10 @@ class _Examination:
                 return None
         return False
 
-    def _is_same_with_constants(self, samples: Tensor, *, backward: bool) -> Verdict | None:
+    def _is_same_with_constants(self, company: Company, *, backward: bool) -> Verdict | None:
         """The same if every draw is one and the same number, in both runs."""
         other = _Examination(self.recorded, self.layout, ConstantDraws)
-        return other._is_same_for(samples, DrawRecorder(), backward=backward)
+        return other._is_same_for(company, DrawRecorder(), backward=backward)
 
     @property
     def _explaining_mixed(self) -> Callable[[], QuietgradError]:
@@ -553,19 +598,20 @@ class _Examination:
         return partial(self._explain, mixed_refusal(self._kind), self._error)
 
     def _explain_company(
-        self, samples: Tensor, drawn: DrawRecorder, *, backward: bool
+        self, company: Company, drawn: DrawRecorder, *, backward: bool
     ) -> QuietgradError | None:
-        """Why samples get something else when they are alone, in this order; None if by rounding.
+        """Why samples get something else in this company; None if by rounding.
 
         With ``backward``, gradients were compared, too.
         """
         if not all_of(self._replace_any(separate_samples(self.recorded.samples))):
             return self._explain(mixed_refusal(self._kind), self._error)
-        if backward and self._is_by_rounding(samples, drawn):
+        if backward and self._is_by_rounding(company, drawn):
             return None
-        return self._explain_place()
+        is_resized = len(company.selection.samples) == len(self._everyone) > len(company.old)
+        return self._explain(sized_refusal(self._kind)) if is_resized else self._explain_place()
 
-    def _is_by_rounding(self, samples: Tensor, drawn: DrawRecorder) -> bool:
+    def _is_by_rounding(self, company: Company, drawn: DrawRecorder) -> bool:
         """Whether gradients of some of these samples differ because of how kernels round.
 
         For another number of samples they may round otherwise, so that what is nearly zero falls on
@@ -573,9 +619,10 @@ class _Examination:
         gradients when others are replaced, which changes no number; and gradients move as far, for
         the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
-        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool).index_fill(0, samples, True)
+        selection, old, new = company
+        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool).index_fill(0, old, True)
         if not (
-            self._is_same_for(samples, drawn, backward=False) and self._replace_others(is_kept)
+            self._is_same_for(company, drawn, backward=False) and self._replace_others(is_kept)
         ):
             return False
         moved: list[Gaps | None] = []
@@ -583,12 +630,11 @@ class _Examination:
             with trembling_weights(self._call.model):
                 mode = DrawRecorder() if self._drawn.has_hidden else None
                 run = self.run(self._unchanged, mode)
-            moved.append(self._measure_gaps(run, samples, samples))
-        everyone, selection = torch.arange(len(samples)), self._some(samples)
+            moved.append(self._measure_gaps(run, old, old))
         for major in (True, False) if drawn.drawn else (True,):
             replayed = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
             alone = self.run_if_possible(selection, replayed if drawn.drawn else None)
-            gaps = None if alone is None else self._measure_gaps(alone, samples, everyone)
+            gaps = None if alone is None else self._measure_gaps(alone, old, new)
             if gaps is not None and explains_gaps(gaps, moved):
                 return True
         return False
@@ -621,7 +667,7 @@ class _Examination:
         """Whether samples notice that all change places."""
         samples = self._everyone.roll(1)
         if self._drawn.drawn:  # draws would change with places
-            is_same = self._is_same_with_constants(samples, backward=False)
+            is_same = self._is_same_with_constants(self._company(samples), backward=False)
             return is_same is not None and not is_same
         return not self._agrees(self.run(self._some(samples)), samples)
 
@@ -658,6 +704,14 @@ class _Examination:
     @cached_property
     def _returns_owned_rows(self) -> bool:
         return any(has_owned_rows(each, self.recorded.membership) for each in self._call.outputs)
+
+    @property
+    def _returns_alike(self) -> bool:
+        """Whether samples have as many rows of what is returned, whatever their records."""
+        membership = self.recorded.membership
+        return len(set(membership.counts)) > 1 and all(
+            has_rows_alike(each, membership) for each in self._call.outputs
+        )
 
     def run(
         self,

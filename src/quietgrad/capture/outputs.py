@@ -297,6 +297,18 @@ def has_owned_rows(known: OutputLayout, membership: Membership) -> bool:
     )
 
 
+def has_rows_alike(known: OutputLayout, membership: Membership) -> bool:
+    """Whether samples have as many rows of it, if these may be of any number."""
+    if known.gradient is None:
+        return True
+    owned = [
+        each
+        for each in _allowed_layouts(known.gradient, known, membership)
+        if isinstance(each, OwnedLayout)
+    ]
+    return all(len(set(each.count_rows())) == 1 for each in owned)
+
+
 def find_broken(known: Sequence[OutputLayout], membership: Membership) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
     broken = torch.zeros(membership.samples, dtype=torch.bool)

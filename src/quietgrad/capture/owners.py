@@ -254,6 +254,11 @@ class OwnedLayout(Layout):
         padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
         return self._spoil(padded[self._slots])
 
+    def count_rows(self) -> list[int]:
+        """How many each sample has."""
+        owners = self.owners.flatten()
+        return count_owners(owners, self.batch)[1:].tolist()
+
     def index(self, dim: int) -> Tensor:
         """Of each row its place in one of ``dims``."""
         places = torch.arange(self.owners.shape[self.dims.index(dim)], device=self.owners.device)

@@ -435,6 +435,16 @@ def counted_refusal(kind: str) -> QuietgradError:
     )
 
 
+def sized_refusal(kind: str) -> QuietgradError:
+    """Others got fewer or more records, and a unit noticed."""
+    return SampleMixingError(
+        f"what the model ({kind}) returned for the records of a unit, or their gradients, depends "
+        "on how many records other units have: they are padded to the largest unit and the padding "
+        "counts, or something is scaled by a number of all. Leave padded places out (a mask, or a "
+        "sum by engine.record_owners), and divide by the unit's own number."
+    )
+
+
 def broken_refusal(kind: str, error: Exception) -> QuietgradError:
     """The model does not run with replaced samples."""
     return UnsupportedOperationError(

@@ -66,6 +66,13 @@ class Selection:
         """As many samples, of which some became others and kept their number of records."""
         return Selection(samples, membership.substitute(samples), membership, membership)
 
+    @staticmethod
+    def of_resized(counts: Sequence[int], membership: Membership) -> Selection:
+        """All samples, with so many records: the first ones, or all in turn."""
+        samples = torch.arange(membership.samples)
+        records = membership.substitute(samples, counts)
+        return Selection(samples, records, membership.resized(counts), membership)
+
 
 @dataclass(frozen=True)
 class InputLayout:

@@ -109,18 +109,27 @@ class Membership:
             return Membership(len(samples))
         return Membership([self._counts[sample] for sample in samples.tolist()], self._width)
 
-    def substitute(self, samples: Tensor) -> Tensor:
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many records each sample has."""
+        return self._counts or [1] * self.samples
+
+    def substitute(self, samples: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Of which records to put a copy in each place, for sample ``i`` to become ``samples[i]``.
 
-        A sample keeps its number of records: those of the other one come in turn.
+        A sample keeps its number of records, or gets so many: those of the other one come in turn.
         """
         if self.is_plain:
             return samples
         found = []
-        for place, sample in enumerate(samples.tolist()):
+        for sample, count in zip(samples.tolist(), counts or self._counts, strict=True):
             records = self._records_of(sample)
-            found.append(records[torch.arange(self._counts[place]) % len(records)])
+            found.append(records[torch.arange(count) % len(records)])
         return torch.cat(found)
+
+    def resized(self, counts: Sequence[int]) -> Membership:
+        """Of as many samples with so many records."""
+        return Membership(counts, max(self._width, *counts))
 
     def _records_of(self, sample: int) -> Tensor:
         first = int(self.firsts[sample])

@@ -298,15 +298,17 @@ def has_owned_rows(known: OutputLayout, membership: Membership) -> bool:
 
 
 def has_rows_alike(known: OutputLayout, membership: Membership) -> bool:
-    """Whether samples have as many rows of it, if these may be of any number."""
+    """Whether samples have as many rows of it, whatever their records, if these may be any."""
     if known.gradient is None:
         return True
-    owned = [
-        each
-        for each in _allowed_layouts(known.gradient, known, membership)
-        if isinstance(each, OwnedLayout)
-    ]
-    return all(len(set(each.count_rows())) == 1 for each in owned)
+    counts = set(membership.counts)
+    for layout in _allowed_layouts(known.gradient, known, membership):
+        if isinstance(layout, OwnedLayout):
+            rows = set(layout.count_rows())
+            # Where all have as many records, fewer rows than these are not of records.
+            if len(rows) > 1 or (len(counts) == 1 and max(rows) >= max(counts)):
+                return False
+    return True
 
 
 def find_broken(known: Sequence[OutputLayout], membership: Membership) -> Tensor:

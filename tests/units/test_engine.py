@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
+from quietgrad.accounting import GaussianEvent, Poisson
 from quietgrad.errors import DistributedTrainingError, LossError
 
 from .helpers import (
@@ -49,6 +50,33 @@ def test_units_of_one_record_train_as_records_do():
     alone, _, _ = released(counts=counts, records_per_unit=5)
     records, _, _ = released(counts=counts, units=None, records_per_unit=None)
     assert torch.equal(alone, records)
+
+
+def test_a_unit_with_very_many_records_is_one_unit():
+    """Its gradient is the mean over all that take part, and beside it units of one are exact."""
+    counts = (1, 1500, 2, 1, 30, 1, 1, 3)
+    options = {"counts": counts, "records_per_unit": 1200, "clipping": "abadi", "radius": 0.2}
+    model, engine = attach(sampling="full-batch", batch_size=len(counts), **options)
+    twin = build()
+    with without_noise():
+        ((*parts,),) = train(model, engine, 1)
+    records = [record for part in parts for record in part]
+    assert [len(part) for part in parts] == [1200 + 30, 3 + 2 + 4]
+    total = clipped_loop(twin, data(counts), records, engine.groups, "abadi", counts=counts)
+    for name, parameter in twin.named_parameters():
+        expected = parameter - 0.5 * total[name] / len(counts)
+        torch.testing.assert_close(model.get_parameter(name), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_rate_is_that_of_units_and_not_of_records():
+    """12 people have 33 records: what is accounted for 4 people of 12 is not 4 records of 33."""
+    model, engine = attach(batch_size=4)
+    train(model, engine, 2)
+    (event,) = engine.ledger.events
+    assert event.sampling == Poisson(4 / 12) == Poisson(engine.sample_rate)
+    assert engine.steps_per_epoch == 3
+    wrong = GaussianEvent(1.0, Poisson(4 / 33), steps=2)
+    assert qg.accounting.epsilon([wrong], 1e-3) < 0.8 * engine.epsilon()
 
 
 def test_leaving_a_unit_out_moves_the_sum_within_the_sensitivity():

@@ -13,6 +13,9 @@ from quietgrad.accounting import GaussianEvent, Ledger, Poisson, Unit
 from quietgrad.cli import main
 from quietgrad.errors import LedgerError
 from quietgrad.report import statement_of_folder
+from quietgrad.report.authenticity import verify
+from quietgrad.report.registry import deployment
+from quietgrad.report.statement import Statement
 
 from .helpers import attach, train
 
@@ -105,6 +108,51 @@ def test_the_ledger_alone_tells_the_unit(trained, tmp_path):
         main, ["ledger", str(tmp_path / "ledger.jsonl"), "--delta", "0.01", "--json"]
     )
     assert json.loads(told.output)["unit"] == PATIENT.to_dict()
+
+
+def test_a_run_of_units_can_be_verified(tmp_path):
+    model, engine = attach(unit="patient", delta=1e-2, seed=None)
+    train(model, engine, 1)
+    engine.save_run(tmp_path)
+    head = engine.report(tmp_path / "page.html").head
+    engine.detach()
+    for place in (tmp_path, tmp_path / "page.html"):
+        assert verify(place).failures == ()
+    page = tmp_path / "page.html"
+    page.write_text(page.read_text().replace('"units":"patients"', '"units":"records"'))
+    assert verify(page).failures
+    kept = Ledger.read(tmp_path / "ledger.jsonl")
+    assert kept.unit == PATIENT
+    assert Ledger.from_summary(kept.summary()).unit == PATIENT
+    assert head is not None
+
+
+def test_the_draft_for_the_registry_names_the_unit(trained):
+    statement = trained[0].report()
+    found = deployment(statement)["deployment"]
+    assert found["privacy_loss"]["privacy_unit"] == "one patient, with all records"
+    assert "on 12 patients" in found["basic"]["description"]
+    answers = {answer.question: answer.answer for answer in statement.answers}
+    assert "One patient, with all records of that patient. At most 3 records" in (
+        answers["Whose or what contribution is protected?"]
+    )
+    assert "has a patient more; the number of patients is not protected" in (
+        answers["Which data sets are neighbours?"]
+    )
+    assert Statement.from_dict(statement.as_dict()) == statement
+
+
+def test_disjoint_sets_are_of_people():
+    book = Ledger(unit=PATIENT, disjoint=("north", "south"))
+    for name in ("north", "south"):
+        model, engine = attach(unit="patient", delta=1e-2, seed=None, ledger=book, data_name=name)
+        train(model, engine, 1)
+        engine.detach()
+    assert book.epsilon(1e-2) == book.epsilon(1e-2, dataset="north")
+    statement = engine.report()
+    text = next(item.text for item in statement.unit if item.title == "Disjoint data sets")
+    assert "no two of these share a patient: north, south. A patient of one of them" in text
+    assert any("share no patient" in warning for warning in statement.verdict.warnings)
 
 
 def test_settings_about_another_unit_contradict_the_ledger(trained, tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quietgrad as qg
-from quietgrad.accounting import GaussianEvent, Poisson
+from quietgrad.accounting import GaussianEvent, Ledger, Poisson
 from quietgrad.errors import DistributedTrainingError, LossError
 
 from .helpers import (
@@ -75,8 +75,8 @@ def test_the_rate_is_that_of_units_and_not_of_records():
     (event,) = engine.ledger.events
     assert event.sampling == Poisson(4 / 12) == Poisson(engine.sample_rate)
     assert engine.steps_per_epoch == 3
-    wrong = GaussianEvent(1.0, Poisson(4 / 33), steps=2)
-    assert qg.accounting.epsilon([wrong], 1e-3) < 0.8 * engine.epsilon()
+    wrong = Ledger([GaussianEvent(1.0, Poisson(4 / 33), steps=2)])
+    assert wrong.epsilon(1e-3) < 0.8 * engine.epsilon()
 
 
 def test_leaving_a_unit_out_moves_the_sum_within_the_sensitivity():

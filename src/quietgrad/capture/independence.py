@@ -121,6 +121,7 @@ class RecordedCall:
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
+        is_trial: whether repeats run compiled, where all outputs come out of one operation.
     """
 
     call: ModelCall
@@ -131,6 +132,7 @@ class RecordedCall:
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
+    is_trial: bool = False
 
     @property
     def batch(self) -> int:
@@ -243,7 +245,8 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
 
 
 def is_repeated_alike(recorded: RecordedCall) -> bool:
-    """Whether a call gives the same outputs and gradients when it is made again as it was."""
+    """Whether a call gives the same outputs and gradients when it is made again, compiled."""
+    recorded = replace(recorded, is_trial=True)
     examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
     everyone = Selection.of_everyone(recorded.membership)
     run = examination.run_if_possible(everyone, choose=copy_arguments)
@@ -519,7 +522,7 @@ class _Examination:
 
     def _company(self, samples: Tensor) -> Company:
         """These samples, with all of their records, and no others."""
-        return Company(self._some(samples), samples, torch.arange(len(samples)))
+        return Company(self._some(samples), samples, torch.arange(len(samples), device="cpu"))
 
     def _resize_others(self) -> Company | None:
         """Some samples as they are, beside others with so many records that the most is another.
@@ -532,7 +535,7 @@ class _Examination:
             return None
         if self._returns_owned_rows and not self._returns_alike:
             return None
-        counts = torch.tensor(membership.counts)
+        counts = torch.tensor(membership.counts, device="cpu")
         kept, size = counts < counts.max(), 1
         if not kept.any():
             # Twice as many: what is made for one number may take them for two samples.
@@ -620,7 +623,8 @@ class _Examination:
         the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
         selection, old, new = company
-        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool).index_fill(0, old, True)
+        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool, device="cpu")
+        is_kept[old] = True
         if not (
             self._is_same_for(company, drawn, backward=False) and self._replace_others(is_kept)
         ):
@@ -726,8 +730,10 @@ class _Examination:
         choose = choose or self.layout.select(selection)
         if isinstance(self.layout, JoinedInput) and not self.layout.is_complete:
             # Each keeps its rows, with other values.
-            selection = replace(self._unchanged, samples=torch.arange(count))
-        comparison = self._comparison(selection.samples, torch.arange(count), selection)
+            selection = replace(self._unchanged, samples=torch.arange(count, device="cpu"))
+        comparison = self._comparison(
+            selection.samples, torch.arange(count, device="cpu"), selection
+        )
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         options = {"hold": count == membership.samples, "read_rows": read_rows}
         if self._steady is not None:
@@ -780,7 +786,7 @@ class _Examination:
         returned is compared. Unless ``patient``, a verdict that is not known yet may be false where
         a patient one is true.
         """
-        new = torch.arange(run.samples) if new is None else new
+        new = torch.arange(run.samples, device="cpu") if new is None else new
         comparison = self._comparison(old, new, run.selection, is_alike=run.is_alike)
         reference = self._reference
         is_same = comparison.holds(reference.outputs, run.outputs)
@@ -804,8 +810,9 @@ class _Examination:
         known, membership = self._call.outputs, self.recorded.membership
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
+        bits, only_direct = self._call.bits, self.recorded.is_trial
         return OutputComparison(
-            known, membership, old, new, selection, self._call.bits, is_alike, has_whole
+            known, membership, old, new, selection, bits, is_alike, has_whole, only_direct
         )
 
     @cached_property

@@ -64,7 +64,8 @@ class OutputComparison:
     Samples ``old`` of the first are samples ``new`` of the second, which has those that were
     ``chosen``. Kernels round differently unless both are alike in the sizes of all operations.
     Whole numbers are compared across sizes if ``has_whole``, but for a few; otherwise not, for
-    places of rows and the like depend on the number of samples.
+    places of rows and the like depend on the number of samples. With ``only_direct``, outputs get
+    no gradient that they get by way of others.
     """
 
     known: Sequence[OutputLayout]
@@ -75,6 +76,7 @@ class OutputComparison:
     bits: int = 64
     is_alike: bool = True
     has_whole: bool = False
+    only_direct: bool = False
 
     @property
     def batch(self) -> int:
@@ -115,6 +117,8 @@ class OutputComparison:
     ) -> Iterator[Seed]:
         if isinstance(before, Tensor) or isinstance(after, Tensor):
             known = rows[0] if rows else None
+            if known is not None and self.only_direct and not known.is_direct:
+                return
             if isinstance(after, Tensor) and known is not None and known.gradient is not None:
                 gradient = self._select(known.gradient, known, after.shape, factors)
                 if gradient is not None:
@@ -313,7 +317,7 @@ def has_rows_alike(known: OutputLayout, membership: Membership) -> bool:
 
 def find_broken(known: Sequence[OutputLayout], membership: Membership) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
-    broken = torch.zeros(membership.samples, dtype=torch.bool)
+    broken = torch.zeros(membership.samples, dtype=torch.bool, device="cpu")
     given = [(each, each.gradient) for each in known if each.gradient is not None]
     finite = [verdict_of(gradient.isfinite().all()) for _, gradient in given]
     for (each, gradient), is_finite in zip(given, finite, strict=True):

@@ -53,7 +53,7 @@ class Selection:
     @staticmethod
     def of_everyone(membership: Membership) -> Selection:
         """All samples as they are."""
-        return Selection.of_copies(torch.arange(membership.samples), membership)
+        return Selection.of_copies(torch.arange(membership.samples, device="cpu"), membership)
 
     @staticmethod
     def of_some(samples: Tensor, membership: Membership) -> Selection:
@@ -69,7 +69,7 @@ class Selection:
     @staticmethod
     def of_resized(counts: Sequence[int], membership: Membership) -> Selection:
         """All samples, with so many records: the first ones, or all in turn."""
-        samples = torch.arange(membership.samples)
+        samples = torch.arange(membership.samples, device="cpu")
         records = membership.substitute(samples, counts)
         return Selection(samples, records, membership.resized(counts), membership)
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import draw_below, split_samples
-from quietgrad.capture.collation import check_collation
+from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
-from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
+from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import (
     EarlierCall,
     RecordedCall,
@@ -246,6 +246,9 @@ class Verifier:
         only = len(tape.calls) == 1
         find_shared = self._constants.find(tape.calls)
         ends = {node for call in tape.calls for node in call.ends}
+        edges = list_edges(losses, ends)
+        for call in tape.calls:
+            call.note_direct(edges)
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)
@@ -276,6 +279,7 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        _check_targets(tape, is_new=is_new, is_first=is_first)
         self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
@@ -296,6 +300,12 @@ class Verifier:
             )
 
 
+def _check_targets(tape: Tape, *, is_new: bool, is_first: bool) -> None:
+    """Refuse labels that were collated across samples, where that is looked for."""
+    if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
+        check_targets(tape.calls, tape.collation, is_first=is_first)
+
+
 def _find_option(tape: Tape) -> str:
     """What to say of a stock mixture of experts that returns a loss over the whole batch."""
     configs = [getattr(call.model, "config", None) for call in tape.calls]
@@ -309,7 +319,7 @@ def _find_option(tape: Tape) -> str:
 
 
 def _ask_all(losses: Tensor) -> Probe:
-    return Probe(torch.ones(len(losses), dtype=losses.dtype))
+    return Probe(torch.ones(len(losses), dtype=losses.dtype, device="cpu"))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:

@@ -42,29 +42,32 @@ class Membership:
     def owners(self) -> Tensor:
         """The sample of each record, ``[batch]``."""
         if self.is_plain:
-            return torch.arange(self.batch)
-        return torch.arange(self.samples).repeat_interleave(torch.tensor(self._counts))
+            return torch.arange(self.batch, device="cpu")
+        counts = torch.tensor(self._counts, device="cpu")
+        return torch.arange(self.samples, device="cpu").repeat_interleave(counts)
 
     def tell(self) -> Tensor:
         """The sample of each record, ``[records]``, to be handed to the model."""
         self.is_told = True
         is_one = self.batch < self.records
-        return torch.zeros(self.records, dtype=torch.int64) if is_one else self.owners.clone()
+        if is_one:
+            return torch.zeros(self.records, dtype=torch.int64, device="cpu")
+        return self.owners.clone()
 
     @cached_property
     def shares(self) -> Tensor:
         """One over the number of records of the sample that each belongs to, ``[records]``."""
         if self.samples == self.records:
-            return torch.ones(self.records, dtype=torch.float64)
-        counts = torch.tensor(self._counts, dtype=torch.float64)
+            return torch.ones(self.records, dtype=torch.float64, device="cpu")
+        counts = torch.tensor(self._counts, dtype=torch.float64, device="cpu")
         return (1 / counts).repeat_interleave(counts.long())
 
     @cached_property
     def firsts(self) -> Tensor:
         """The first record of each sample."""
         if self.is_plain:
-            return torch.arange(self.samples)
-        return torch.tensor([0, *self._counts[:-1]]).cumsum(0)
+            return torch.arange(self.samples, device="cpu")
+        return torch.tensor([0, *self._counts[:-1]], device="cpu").cumsum(0)
 
     def owners_on(self, device: torch.device) -> Tensor:
         """:attr:`owners`, for tensors on this device."""
@@ -93,7 +96,8 @@ class Membership:
         if set(self._counts) == {self._width}:
             return by_record.reshape(self.samples, self._width * each, *tail)
         rows = by_record.new_zeros(self.samples * self._width, each, *tail)
-        places = torch.arange(self.batch) - self.firsts[self.owners] + self.owners * self._width
+        places = torch.arange(self.batch, device="cpu") + self.owners * self._width
+        places -= self.firsts[self.owners]
         rows.index_copy_(0, send(places, rows.device), by_record)
         return rows.view(self.samples, self._width * each, *tail)
 
@@ -124,7 +128,7 @@ class Membership:
         found = []
         for sample, count in zip(samples.tolist(), counts or self._counts, strict=True):
             records = self._records_of(sample)
-            found.append(records[torch.arange(count) % len(records)])
+            found.append(records[torch.arange(count, device="cpu") % len(records)])
         return torch.cat(found)
 
     def resized(self, counts: Sequence[int]) -> Membership:
@@ -133,4 +137,4 @@ class Membership:
 
     def _records_of(self, sample: int) -> Tensor:
         first = int(self.firsts[sample])
-        return torch.arange(first, first + self._counts[sample])
+        return torch.arange(first, first + self._counts[sample], device="cpu")

@@ -38,8 +38,9 @@ LIMITS = {
     # stacked factors, budgets that follow from the factors, verdicts) and compiled models; 42,400
     # before data parallel training; 43,200 before compiled forwards, 44,700 before sharded weights,
     # 45,900 before pipelines and tensor parallelism, 47,000 before sites that are joined
-    # and calls that watch what guards do not see, 47,600 before what is named under "files".
-    "lines": 57_500,
+    # and calls that watch what guards do not see, 47,600 before what is named under "files",
+    # 57,500 before units of several records (sampling/units, factors/membership, movielens).
+    "lines": 58_000,
     # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
     "files in one step": 39,
     "longest chain of imports": 17,

@@ -6,8 +6,9 @@ engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from quietgrad.capture.session import Capture
 from quietgrad.capture.tape import Sink
 from quietgrad.clipping import Clipping
 from quietgrad.factors.base import Factor, like_parameter
+from quietgrad.factors.membership import Membership
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.reduction import ClippedReducer
 from quietgrad.strategies import Evaluator, Strategy
@@ -58,6 +60,7 @@ def clipped_sum(
     strategy: Strategy = "auto",
     memory_budget: int | None = None,
     verify: bool = True,
+    units: Sequence[Hashable] | Tensor | None = None,
 ) -> ClippedSum:
     """Clip the gradient of every sample and add them up, in one backward pass.
 
@@ -73,6 +76,8 @@ def clipped_sum(
             the size of the activations.
         verify: Verify that samples are independent, by a number of further passes that grows with
             the logarithm of the batch size. Which rows belong to which sample is always probed.
+        units: Of each loss, whose record it is of, if samples consist of several records; those of
+            a unit stand side by side. The mean of a unit's losses is clipped once.
 
     Returns:
         The sums by parameter, with per-sample norms and weights and the sensitivity. Without
@@ -85,7 +90,7 @@ def clipped_sum(
     def reducer(batch: int) -> ClippedReducer:
         return ClippedReducer(groups, function, evaluator, batch)
 
-    reduced = captured_backward(model, closure, reducer, verify=verify)
+    reduced = captured_backward(model, closure, reducer, verify=verify, units=units)
     reduced.finish()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     zeros = {n: torch.zeros_like(p) for n, p in trained.items()}
@@ -100,13 +105,17 @@ def clipped_sum(
 
 
 def per_sample_grads(
-    model: nn.Module, closure: Callable[[], Tensor], *, verify: bool = True
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    *,
+    verify: bool = True,
+    units: Sequence[Hashable] | Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Every sample's gradient, materialized: parameter name -> ``[B, *shape]``. Not private.
 
     Arguments are those of :func:`clipped_sum`. B is zero for an empty batch.
     """
-    materialized = captured_backward(model, closure, _Materializer, verify=verify)
+    materialized = captured_backward(model, closure, _Materializer, verify=verify, units=units)
     return {
         name: materialized.of(name, parameter)
         for name, parameter in model.named_parameters()
@@ -141,6 +150,7 @@ def captured_backward(
     make_sink: Callable[[int], SinkT],
     *,
     verify: bool,
+    units: Sequence[Hashable] | Tensor | None = None,
 ) -> SinkT:
     """Run a closure as :func:`clipped_sum` does, with every parameter's factor to a sink.
 
@@ -149,6 +159,7 @@ def captured_backward(
         closure: as for :func:`clipped_sum`.
         make_sink: makes the sink for so many samples.
         verify: as for :func:`clipped_sum`.
+        units: as for :func:`clipped_sum`.
 
     Returns:
         The sink, with all it received.
@@ -160,14 +171,26 @@ def captured_backward(
         )
     capture = Capture(model, thorough=verify)
     try:
-        batch = _count_samples(model, closure)
-        sink = make_sink(batch)
-        if batch:  # without samples there is nothing to add
-            capture.begin(batch, verify=verify)
+        records = _count_samples(model, closure)
+        membership = Membership(records) if units is None else _find_membership(units, records)
+        sink = make_sink(membership.samples)
+        if records:  # without samples there is nothing to add
+            capture.begin(membership, verify=verify)
             capture.backward(closure(), sink)
         return sink
     finally:
         capture.detach()
+
+
+def _find_membership(units: Sequence[Hashable] | Tensor, records: int) -> Membership:
+    """Of records side by side; ValueError if some of a unit stand apart."""
+    owners = units.tolist() if isinstance(units, Tensor) else list(units)
+    if len(owners) != records:
+        raise ValueError(f"units has {len(owners)} entries for {records} losses: expected one each")
+    runs = [(unit, len(list(own))) for unit, own in groupby(owners)]
+    if len({unit for unit, _ in runs}) < len(runs):
+        raise ValueError("units: expected the records of a unit side by side: sort them by unit")
+    return Membership([count for _, count in runs])
 
 
 def _count_samples(model: nn.Module, closure: Callable[[], Tensor]) -> int:

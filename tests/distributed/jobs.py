@@ -89,8 +89,17 @@ def in_parts():
     return patch.object(worlds.Replicas, "__init__", lambda self, *, is_seeded=False: begin(self))
 
 
-def same_as_one(steps=5, broken=False, adaptive=False, inner=False, parts=False, **options):
+def people():
+    """Whose record each is: 12 people with three to six records."""
+    return [f"person {record * record % 23}" for record in range(SAMPLES)]
+
+
+def same_as_one(
+    steps=5, broken=False, adaptive=False, inner=False, parts=False, by_person=False, **options
+):
     """Trains without noise; a seed fixes the draws."""
+    if by_person:
+        options |= {"units": people(), "records_per_unit": 3}
     if adaptive:
         options |= {"radius": qg.AdaptiveRadius(), "clipping": "abadi"}
     if inner:
@@ -139,6 +148,10 @@ def differ(what):
         return attach(dataset=dataset)
     if what == "size":
         return attach(dataset=data(60 if other else 64))
+    if what == "units":
+        ids = people()
+        ids[0], ids[1] = ids[int(other)], ids[1 - int(other)]
+        return attach(units=ids, records_per_unit=3, batch_size=8)
     if what == "settings":
         return attach(clipping="psac" if other else "auto-s")
     if what == "parameters":

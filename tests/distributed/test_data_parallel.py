@@ -20,11 +20,13 @@ CASES = {
     "sums in parts": {"parts": True},
     "sums in parts, not finite": {"parts": True, "broken": True},
     "whole batches": {"physical_batch_size": None},
+    "units of several records": {"by_person": True, "batch_size": 10, "physical_batch_size": 5},
 }
 DIFFERENT = {
     "weights": "ranks differ in the weights",
     "data": "ranks differ in the data",
     "size": "ranks differ in the setting dataset size: rank 0 has 64, rank 1 has 60",
+    "units": "ranks differ in units=",
     "settings": "ranks differ in the setting clipping",
     "parameters": "ranks differ in the model's parameters",
     "wrapped": "DistributedDataParallel",

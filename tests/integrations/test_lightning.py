@@ -52,6 +52,15 @@ def test_options_are_those_of_the_engine(options):
     agree(weights(module), plain(**renamed))
 
 
+@pytest.mark.parametrize("size", [None, 18])
+def test_people_with_several_records(size):
+    people = {"units": torch.arange(40) % 13, "records_per_unit": 2, "public_size": size}
+    module, engine, trainer = fit(train=loader(batch_size=3), options=people)
+    agree(weights(module), plain(batch_size=3, **people))
+    assert engine.steps_taken == trainer.global_step == (8 if size is None else 12)
+    assert engine.ledger.unit.records == 2
+
+
 def test_batches_that_are_empty_or_small():
     module, engine, _ = fit(train=loader(batch_size=1), max_steps=12)
     agree(weights(module), plain(batch_size=1, steps=12, epochs=1))

@@ -44,6 +44,28 @@ def test_the_weights_are_those_of_the_plain_loop(tmp_path, options):
     assert run.state.global_step == run.engine.steps_taken == 6
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_steps": 5}], ids=["epochs", "steps"])
+def test_people_with_several_rows(tmp_path, limits):
+    """Seven people have 24 rows: batches, epochs and steps are of people, micro-batches of rows."""
+    options = {"units": [row % 7 for row in range(24)], "records_per_unit": 3}
+    options |= {"unit": "author", "public_size": 8}
+    plain = bert()
+    plain_loop(plain, texts(24), steps_of("sgd", plain), 2, batch_size=2, **options)
+    run = trainer(tmp_path, engine_options=options, batch_size=2, **SGD, **limits)
+    found = run.train()
+    assert run.engine.settings()["physical_batch_size"] == 4
+    # Nor does the Trainer log the number of rows, or of authors.
+    taken = limits.get("max_steps", 8) * 2
+    assert found.metrics["train_samples_per_second"] * found.metrics["train_runtime"] == (
+        pytest.approx(taken, rel=0.2)
+    )
+    assert run.state.global_step == run.engine.steps_taken == limits.get("max_steps", 8)
+    assert "gradients of the authors" in run.engine.report().verdict.sentence  # it is seeded
+    assert run.engine.ledger.unit.plural == "authors"
+    if not limits:
+        assert torch.equal(weights(run.model), weights(plain))
+
+
 def test_adamw_with_a_schedule_and_dropout(tmp_path):
     plain = bert(dropout=0.1)
     optimizer = steps_of("adamw", plain)

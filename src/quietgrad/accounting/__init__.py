@@ -24,6 +24,7 @@ from quietgrad.accounting.events import (
     Passes,
     Poisson,
     TruncatedPoisson,
+    Unit,
 )
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.accounting.tuning import TunedSearch, tuned
@@ -42,6 +43,7 @@ __all__ = [
     "PrivacyProfile",
     "TruncatedPoisson",
     "TunedSearch",
+    "Unit",
     "accountant_names",
     "as_if_poisson",
     "calibrate",

@@ -33,6 +33,56 @@ def largest_move(adjacency: Adjacency) -> float:
     return 2.0 if adjacency == REPLACE else 1.0
 
 
+_LONGEST_UNIT = 40
+_PEOPLE = {"person": "people", "child": "children", "man": "men", "woman": "women"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What data sets differ in, where it is more than a record: a patient, with all records.
+
+    Attributes:
+        name: what one is called.
+        records: most records of one that take part in a step. No guarantee depends on it.
+    """
+
+    name: str
+    records: int
+
+    def __post_init__(self) -> None:
+        name = self.name
+        is_words = isinstance(name, str) and name.replace("-", " ").replace(" ", "").isalpha()
+        if not is_words or len(name) > _LONGEST_UNIT or name != " ".join(name.split()):
+            raise ValueError(
+                f"unit={name!r} is not valid: expected what one unit is called, in the singular,"
+                " such as 'patient'"
+            )
+        count = require_count("records_per_unit", self.records, at_least=1)
+        object.__setattr__(self, "records", count)
+
+    @property
+    def plural(self) -> str:
+        """What several are called."""
+        *before, last = self.name.split(" ")
+        if last.lower() in _PEOPLE:
+            return " ".join([*before, _PEOPLE[last.lower()]])
+        if last.endswith("y") and last[-2:-1] not in "aeiou":
+            return f"{self.name[:-1]}ies"
+        return f"{self.name}{'es' if last.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for files."""
+        return {"name": self.name, "records_per_unit": self.records}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Unit":
+        """What `to_dict` wrote; ValueError if it did not write this."""
+        try:
+            return cls(data["name"], data["records_per_unit"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a unit: {data!r}") from error
+
+
 @dataclass(frozen=True)
 class Poisson:
     """Each sample joins each step with the same probability, independently of everything else.

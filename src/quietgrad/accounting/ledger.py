@@ -25,6 +25,7 @@ from quietgrad.accounting.events import (
     Adjacency,
     GaussianEvent,
     Passes,
+    Unit,
     concerning,
     require_adjacency,
     require_dataset,
@@ -47,6 +48,7 @@ class Ledger:
     Args:
         events: what was done before.
         adjacency: which data sets are neighbours.
+        unit: what they differ in, if it is not one record.
         id: names this history; a new one if None.
         disjoint: as for :meth:`declare_disjoint`.
     """
@@ -56,10 +58,17 @@ class Ledger:
         events: Iterable[GaussianEvent] = (),
         *,
         adjacency: Adjacency = ADD_REMOVE,
+        unit: Unit | None = None,
         id: str | None = None,
         disjoint: Iterable[str] = (),
     ) -> None:
         self._adjacency = require_adjacency(adjacency)
+        if unit is not None and not isinstance(unit, Unit):
+            raise TypeError(
+                f"unit={unit!r} is not valid: expected for example"
+                " quietgrad.accounting.Unit('patient', records=20), or None for single records"
+            )
+        self._unit = unit
         self._id = id or uuid4().hex
         self._file: LedgerFile | None = None
         # Can be taken again by its holder: an interrupt may keep it from being given back.
@@ -76,7 +85,9 @@ class Ledger:
             self.declare_disjoint(*names)
 
     @classmethod
-    def open(cls, path: str | Path, *, adjacency: Adjacency | None = None) -> "Ledger":
+    def open(
+        cls, path: str | Path, *, adjacency: Adjacency | None = None, unit: Unit | None = None
+    ) -> "Ledger":
         """A ledger kept in a file: every record is on disk before `record` returns.
 
         The file is made if there is none. If there is, its events are read, and new ones are
@@ -86,6 +97,7 @@ class Ledger:
         Args:
             path: a file of JSON lines, each of which carries a hash of all before it.
             adjacency: of a new ledger (`add-remove-one` if None); an old one must agree.
+            unit: of a new ledger; an old one keeps its own.
 
         Raises:
             LedgerError: the file was edited, is no ledger, is in use, or has another adjacency.
@@ -93,8 +105,10 @@ class Ledger:
         place = Path(path).resolve()
         ledger = _OPEN.get(place)
         if ledger is None or not ledger._is_open:
-            file = LedgerFile.open(place, adjacency=adjacency)
-            _OPEN[place] = ledger = cls._of(file.records, adjacency=file.adjacency, id=file.id)
+            file = LedgerFile.open(place, adjacency=adjacency, unit=unit)
+            _OPEN[place] = ledger = cls._of(
+                file.records, adjacency=file.adjacency, unit=file.unit, id=file.id
+            )
             ledger._file, ledger._disjoint = file, file.disjoint
         elif adjacency not in (None, ledger.adjacency):
             raise LedgerError(
@@ -113,7 +127,9 @@ class Ledger:
             LedgerError: the file cannot be read, was edited, or is no ledger.
         """
         content = read_ledger(path)
-        ledger = cls._of(content.records, adjacency=content.adjacency, id=content.id)
+        ledger = cls._of(
+            content.records, adjacency=content.adjacency, unit=content.unit, id=content.id
+        )
         ledger._disjoint, ledger._head = content.disjoint, content.hash
         return ledger
 
@@ -125,7 +141,8 @@ class Ledger:
             if not isinstance(name, str) or not name:
                 raise ValueError(f"id={name!r} is not valid: expected a string")
             records = [LedgerRecord.from_dict(each, unnamed=name) for each in data["events"]]
-            ledger = cls._of(records, adjacency=data["adjacency"], id=name)
+            unit = None if data.get("unit") is None else Unit.from_dict(data["unit"])
+            ledger = cls._of(records, adjacency=data["adjacency"], unit=unit, id=name)
             ledger._disjoint = _names(data.get("disjoint", ()))
             return ledger
         except (KeyError, TypeError, ValueError) as error:
@@ -141,7 +158,8 @@ class Ledger:
         return self._session
 
     def __repr__(self) -> str:
-        return f"Ledger({list(self.events)!r}, adjacency={self._adjacency!r})"
+        unit = "" if self._unit is None else f", unit={self._unit!r}"
+        return f"Ledger({list(self.events)!r}, adjacency={self._adjacency!r}{unit})"
 
     @property
     def id(self) -> str:
@@ -154,12 +172,19 @@ class Ledger:
         return self._adjacency
 
     @property
+    def unit(self) -> Unit | None:
+        """What they differ in; None if it is one record."""
+        return self._unit
+
+    @property
     def disjoint(self) -> tuple[str, ...]:
-        """Names of data sets of which no two share a record, as they were declared."""
+        """Names of data sets of which no two share a record or unit, as they were declared."""
         return self._disjoint
 
     def declare_disjoint(self, *names: str) -> None:
         """Say that no two of these data sets share a record, nor one of those said before.
+
+        In a ledger about units, say that no unit has records in two of them.
 
         A record of one of them then took no part in what was released from the others, and each
         data set spends its own epsilon (parallel composition). Releases without a name, and from
@@ -311,6 +336,11 @@ class Ledger:
                 f"the saved ledger is for adjacency={saved.adjacency!r}, this one for"
                 f" {self.adjacency!r}: their epsilons cannot be added up"
             )
+        if saved.unit != self.unit:
+            raise LedgerError(
+                f"the saved ledger is about {describe_unit(saved.unit)}, this one about"
+                f" {describe_unit(self.unit)}: their epsilons cannot be added up"
+            )
         if not self._records and self._file is None:
             self._id = saved.id  # from here on, this is that history
         if saved.disjoint and not self._records:  # otherwise its epsilon is not made smaller
@@ -344,7 +374,7 @@ class Ledger:
         if self._records or self._file is not None:
             raise ValueError("only an empty ledger can move into a file: expected a new one")
         place = Path(path).resolve()
-        file = LedgerFile.open(place, adjacency=self._adjacency, id=self._id)
+        file = LedgerFile.open(place, adjacency=self._adjacency, unit=self._unit, id=self._id)
         if file.id != self._id:
             file.close()
             raise LedgerError(
@@ -369,6 +399,7 @@ class Ledger:
             Path(path),
             self._records,
             adjacency=self._adjacency,
+            unit=self._unit,
             id=self._id,
             disjoint=self._disjoint,
         )
@@ -378,6 +409,7 @@ class Ledger:
         return {
             "id": self._id,
             "adjacency": self._adjacency,
+            **({} if self._unit is None else {"unit": self._unit.to_dict()}),
             "disjoint": list(self._disjoint),
             "head": self.head,
             "events": [event.to_dict() for event in self.events],
@@ -398,6 +430,7 @@ class Ledger:
         return {
             "id": self._id,
             "adjacency": self._adjacency,
+            **({} if self._unit is None else {"unit": self._unit.to_dict()}),
             "events": [record.to_dict() for record in self._records],
             "has_file": self.has_file,
             **({"disjoint": list(self._disjoint)} if self._disjoint else {}),
@@ -417,9 +450,16 @@ class Ledger:
         return self._file is not None and self._file.is_in_place
 
     @classmethod
-    def _of(cls, records: Iterable[LedgerRecord], *, adjacency: Adjacency, id: str) -> "Ledger":
+    def _of(
+        cls,
+        records: Iterable[LedgerRecord],
+        *,
+        adjacency: Adjacency,
+        unit: Unit | None,
+        id: str,
+    ) -> "Ledger":
         """A ledger that goes on after these."""
-        ledger = cls(adjacency=adjacency, id=id)
+        ledger = cls(adjacency=adjacency, unit=unit, id=id)
         for record in records:
             ledger._append(record)
         return ledger
@@ -448,6 +488,13 @@ class Ledger:
 
 def _names(names: Iterable[object]) -> tuple[str, ...]:
     return tuple(require_dataset("disjoint", name) for name in names)
+
+
+def describe_unit(unit: Unit | None) -> str:
+    """What a ledger is about, in words."""
+    if unit is None:
+        return "single records"
+    return f"{unit.plural} with at most {unit.records} records each"
 
 
 def _steps(records: Iterable[LedgerRecord]) -> int:

@@ -28,6 +28,7 @@ from quietgrad.accounting.events import (
     ADJACENCIES,
     Adjacency,
     GaussianEvent,
+    Unit,
     require_adjacency,
     require_dataset,
 )
@@ -36,7 +37,8 @@ from quietgrad.errors import LedgerError
 if sys.platform != "win32":
     import fcntl
 
-_FORMAT = 1
+# A version that does not know units would take what is said of people for records.
+_FORMAT, _FORMAT_OF_UNITS = 1, 2
 _RESTORED, _DISJOINT = "restored", "disjoint"
 _HEADING_NAMES = (b'"hash"', b'"quietgrad"')  # a damaged first line still has one of them
 _SLOW = 1e-3  # seconds; less is not worth a thread
@@ -70,6 +72,7 @@ class LedgerContent:
 
     id: str
     adjacency: Adjacency
+    unit: Unit | None
     records: tuple[LedgerRecord, ...]
     hash: str
     size: int
@@ -88,19 +91,24 @@ class LedgerFile:
         self._flush_seconds = 0.0
         self._process = os.getpid()
         self.id = content.id
-        self.adjacency = content.adjacency
+        self.adjacency, self.unit = content.adjacency, content.unit
         self.records = content.records
         self.disjoint = content.disjoint
 
     @classmethod
     def open(
-        cls, path: str | Path, *, adjacency: Adjacency | None = None, id: str | None = None
+        cls,
+        path: str | Path,
+        *,
+        adjacency: Adjacency | None = None,
+        unit: Unit | None = None,
+        id: str | None = None,
     ) -> "LedgerFile":
         """Open for appending; make the file if there is none. See `Ledger.open`."""
         path = Path(path)
         try:
             if not path.exists():
-                _create(path, adjacency or ADD_REMOVE, id or uuid4().hex)
+                _create(path, adjacency or ADD_REMOVE, unit, id or uuid4().hex)
             # Without a buffer: what could not be written must not be written later, unasked.
             stream = path.open("r+b", buffering=0)
         except OSError as error:
@@ -335,11 +343,12 @@ def write_ledger(
     records: Iterable[LedgerRecord],
     *,
     adjacency: Adjacency,
+    unit: Unit | None,
     id: str,
     disjoint: Sequence[str] = (),
 ) -> None:
     """Write a ledger that was kept in memory, as a whole."""
-    lines = [_heading(adjacency, id)]
+    lines = [_heading(adjacency, unit, id)]
     lines += [{_DISJOINT: list(disjoint)}] if disjoint else []
     lines += [_content(record) for record in records]
     digest, whole = "", b""
@@ -349,18 +358,19 @@ def write_ledger(
     replace_file(path, lambda stream: stream.write(whole))
 
 
-def _heading(adjacency: Adjacency, id: str) -> dict[str, Any]:
+def _heading(adjacency: Adjacency, unit: Unit | None, id: str) -> dict[str, Any]:
     return {
         "quietgrad": __version__,
-        "format": _FORMAT,
+        "format": _FORMAT if unit is None else _FORMAT_OF_UNITS,
         "id": id,
         "adjacency": require_adjacency(adjacency),
+        **({} if unit is None else {"unit": unit.to_dict()}),
     }
 
 
-def _create(path: Path, adjacency: Adjacency, id: str) -> None:
+def _create(path: Path, adjacency: Adjacency, unit: Unit | None, id: str) -> None:
     """Under another name first, so that there is never a ledger with half a heading."""
-    line, _ = chain_line(_heading(adjacency, id), "")
+    line, _ = chain_line(_heading(adjacency, unit, id), "")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
@@ -416,13 +426,7 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
             " ledger.jsonl of a run; if this file was a ledger, restore a copy of it"
         )
     heading, digest = _verify_line(lines[0], "", path, 1)
-    if heading.get("format") != _FORMAT:
-        raise LedgerError(
-            f"{path} is a ledger of format {heading.get('format')!r}, written by quietgrad"
-            f" {heading.get('quietgrad')}: expected format {_FORMAT}"
-        )
-    if not isinstance(heading.get("id"), str) or heading.get("adjacency") not in ADJACENCIES:
-        raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
+    unit = _read_heading(heading, path)
     records: list[LedgerRecord] = []
     disjoint: tuple[str, ...] = ()
     for number, line in enumerate(lines[1:], start=2):
@@ -442,7 +446,24 @@ def _parse(data: bytes, path: Path) -> LedgerContent:
         )
     size = len(whole) + len(newline)
     found = tuple(records)
-    return LedgerContent(heading["id"], heading["adjacency"], found, digest, size, disjoint)
+    return LedgerContent(heading["id"], heading["adjacency"], unit, found, digest, size, disjoint)
+
+
+def _read_heading(heading: Mapping[str, Any], path: Path) -> Unit | None:
+    """The unit that a first line names; LedgerError if it is no heading."""
+    if heading.get("format") not in (_FORMAT, _FORMAT_OF_UNITS):
+        raise LedgerError(
+            f"{path} is a ledger of format {heading.get('format')!r}, written by quietgrad"
+            f" {heading.get('quietgrad')}: expected format {_FORMAT} or {_FORMAT_OF_UNITS}"
+        )
+    if not isinstance(heading.get("id"), str) or heading.get("adjacency") not in ADJACENCIES:
+        raise LedgerError(_altered(path, 1, "it names no history and adjacency"))
+    if heading["format"] == _FORMAT:
+        return None
+    try:
+        return Unit.from_dict(heading["unit"])
+    except (KeyError, ValueError) as error:
+        raise LedgerError(_altered(path, 1, "it does not say what a unit is")) from error
 
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode

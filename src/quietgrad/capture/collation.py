@@ -6,6 +6,8 @@ then depends on the others of its micro-batch. It may also compute something ove
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +33,13 @@ from quietgrad.capture.independence import RecordedCall
 from quietgrad.capture.outputs import Seed, has_one_for_each, list_factors
 from quietgrad.capture.refusals import counted_refusal
 from quietgrad.capture.repetition import Execution, ModelCall, repeat
-from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
+from quietgrad.capture.samples import Arguments, Selection, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import all_of
 from quietgrad.factors.combined import combine, norms_of_extremes
+from quietgrad.factors.membership import Membership
 
+_TOLD = 8  # rows that are different, by which an order is told
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
 _COMPARED_FIRST, _COMPARED = 8, 4  # whose labels are compared
@@ -49,17 +53,21 @@ class Collation:
         content: what was handed out.
         indices: of its elements in the data set.
         load: gives an element of the data set.
-        collate: makes a micro-batch of a list of elements.
+        collate: makes a micro-batch of a list of elements; None if torch's default does.
+        membership: whose the elements are, if a sample may consist of several.
     """
 
     content: Any
     indices: Sequence[int]
     load: Callable[[int], Any]
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[list[Any]], Any] | None
+    membership: Membership
 
     def find_pair(self, *, tried: int) -> tuple[Any, Any] | None:
         """A short and a long element; None if there are none, or collating draws at random."""
-        order = random_order(len(self.indices))[:tried].tolist()
+        assert self.collate is not None
+        firsts = self.membership.firsts  # not two of one sample, which may notice each other
+        order = firsts[random_order(len(firsts))[:tried]].tolist()
         with preserve_randomness():
             try:
                 elements = [self.load(self.indices[place]) for place in order]
@@ -74,6 +82,47 @@ class Collation:
                 return None  # elements that cannot be loaded again, or not be collated twice
         return short, long
 
+    def keeps_order(self) -> bool:
+        """Whether elements come out in the order in which they are given.
+
+        Where it draws at random, or what comes out has no row for each element, nothing can be
+        told.
+        """
+        if self.collate is None:
+            return True
+        with preserve_randomness():
+            try:
+                elements = [self.load(index) for index in self.indices]
+                if not self._is_repeatable(elements):
+                    return True
+                forward, backward = map(self.collate, (elements, elements[::-1]))
+            except Exception:
+                return True  # elements that cannot be loaded again, or not be collated twice
+        pairs = list(zip(_parts(forward), _parts(backward), strict=False))
+        return all(_is_reversed(*pair, len(elements)) for pair in pairs)
+
+    def is_permuted(self, tensor: Tensor) -> bool:
+        """Whether a tensor has rows of what was handed out, but some in places of other samples.
+
+        It is told where most rows are different, so that this is no chance.
+        """
+        parts = [part for part in _parts(self.content) if isinstance(part, Tensor)]
+        alike = [part for part in parts if part.shape == tensor.shape and part.ndim]
+        if not alike or len(tensor) != self.membership.records:
+            return False
+        owners, is_other = self.membership.owners.tolist(), False
+        for part in alike:
+            # The loop may have changed its type.
+            coarse = min(torch.float32, tensor.dtype, part.dtype, key=_precision)
+            given, rows = (_rows_in_bytes(each, coarse) for each in (tensor, part))
+            if len(set(rows)) < _TOLD:
+                continue
+            pairs = (zip(each, owners, strict=True) for each in (given, rows))
+            if operator.eq(*map(Counter, pairs)):
+                return False
+            is_other |= Counter(given) == Counter(rows)
+        return is_other
+
     def find_mixed_part(self, known: set[int], *, compared: int) -> Tensor | None:
         """A part that has other values for an element beside others than beside itself.
 
@@ -81,7 +130,9 @@ class Collation:
             known: places of parts that the model gets, which tell where an element went.
             compared: number of elements.
         """
-        order = random_order(len(self.indices))[:compared].tolist()
+        assert self.collate is not None
+        firsts = self.membership.firsts
+        order = firsts[random_order(len(firsts))[:compared]].tolist()
         count = len(order)
         with preserve_randomness():
             try:
@@ -111,11 +162,31 @@ class Collation:
         return None
 
     def _is_repeatable(self, elements: list[Any]) -> bool:
+        assert self.collate is not None
         torch.manual_seed(0)
         first = self.collate(elements)
         torch.manual_seed(1)
         np.random.rand()  # noqa: NPY002  what collates may draw from it
         return bool(is_same(_parts(first), _parts(self.collate(elements))))
+
+
+def _precision(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits if dtype.is_floating_point else 64
+
+
+def _rows_in_bytes(tensor: Tensor, coarse: torch.dtype) -> list[bytes]:
+    """Each row, as something that is equal for equal numbers of any type, rounded to this one."""
+    flat = tensor.detach().cpu().reshape(len(tensor), -1)
+    flat = torch.view_as_real(flat) if flat.is_complex() else flat
+    flat = flat.to(coarse) if flat.is_floating_point() else flat
+    return [row.tobytes() for row in flat.double().numpy()]
+
+
+def _is_reversed(one: Any, other: Any, count: int) -> bool:
+    """Whether rows are in reverse order, if there are as many as elements."""
+    if not isinstance(one, Tensor) or not one.ndim or len(one) != count:
+        return True
+    return isinstance(other, Tensor) and bool(is_same([one], [other.flip(0)]))
 
 
 def _size(content: Any) -> int:
@@ -186,6 +257,10 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
     Where the call's arguments cannot be found in what was collated, nothing can be told. Gradients
     are compared if nothing was verified before.
     """
+    if not collation.membership.is_plain:
+        _refuse_other_order(recorded, collation)
+    if collation.collate is None:
+        return
     pair = collation.find_pair(tried=_TRIED_FIRST if is_first else _TRIED)
     if pair is None:
         return
@@ -219,6 +294,21 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
         raise counted_refusal(type(recorded.call.model).__name__)
 
 
+def _refuse_other_order(recorded: RecordedCall, collation: Collation) -> None:
+    """Records are known by their places: in another order they would count for other samples."""
+    who = None
+    if not collation.keeps_order():
+        who = "collate_fn puts records in another order than it is given them"
+    elif any(map(collation.is_permuted, recorded.call.arguments)):
+        who = "the model is called with records in another order than they were handed out in"
+    if who is not None:
+        raise SampleMixingError(
+            f"{who} (sorted by length, say): with units= their losses would count for other units. "
+            "Keep the order (in pack_padded_sequence with enforce_sorted=False), or sort inside of "
+            "the model and put its output back in order."
+        )
+
+
 def check_targets(calls: Sequence[ModelCall], collation: Collation, *, is_first: bool) -> None:
     """Refuse to collate what only the loss gets, labels say, of several samples.
 
@@ -229,6 +319,8 @@ def check_targets(calls: Sequence[ModelCall], collation: Collation, *, is_first:
         collation: how the micro-batch was made.
         is_first: whether nothing was verified before.
     """
+    if collation.collate is None:
+        return
     parts, known = _parts(collation.content), set[int]()
     for call in calls:
         places = _places(call.args, call.kwargs, parts)
@@ -388,8 +480,8 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        samples, mode = torch.arange(count, device="cpu"), ConstantDraws()
-        return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
+        samples = Selection.of_everyone(Membership(count))
+        return repeat(call, lambda _: arguments, samples, begin, recapture, ConstantDraws())
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
         """By the norms of all parameters: the outputs, which they begin with, are the same."""

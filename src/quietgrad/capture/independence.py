@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ from quietgrad.capture.layout import Layout
 from quietgrad.capture.outputs import (
     OutputComparison,
     find_broken,
+    has_owned_rows,
+    has_rows_alike,
     same_factors,
     tells_samples_apart,
 )
@@ -63,6 +65,7 @@ from quietgrad.capture.refusals import (
     placed_refusal,
     raw_data_refusal,
     reordered_refusal,
+    sized_refusal,
     unrepeatable_refusal,
     unseen_refusal,
 )
@@ -78,6 +81,7 @@ from quietgrad.capture.samples import (
     Arguments,
     InputLayout,
     JoinedInput,
+    Selection,
     change_values,
     copy_arguments,
     has_joined_rows,
@@ -86,9 +90,12 @@ from quietgrad.capture.samples import (
 )
 from quietgrad.errors import QuietgradError
 from quietgrad.factors.base import Later, Verdict, all_of, any_of
+from quietgrad.factors.membership import Membership
 
 Choose = Callable[[Any], Any]
 """Makes other arguments of those of a call."""
+EarlierCall = tuple[Arguments, Membership]
+"""What a call was made with, and of whose records."""
 Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
 """Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
 
@@ -107,7 +114,7 @@ class RecordedCall:
         call: the call.
         factors: of the gradients that arrived at its sites.
         recapture: captures repeats.
-        batch: the number of samples.
+        membership: of the records that it was called with.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
         find_shared: tells, by id, parts of its arguments that were the same with other samples.
@@ -120,17 +127,27 @@ class RecordedCall:
     call: ModelCall
     factors: Factors
     recapture: Recapture
-    batch: int
+    membership: Membership
     is_bypassed: bool = False
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
     is_trial: bool = False
 
+    @property
+    def batch(self) -> int:
+        """The length of a dimension that runs over the records."""
+        return self.membership.batch
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.membership.samples
+
     @cached_property
     def broken(self) -> Tensor:
         """The samples whose losses sent something that is not finite to the outputs."""
-        return find_broken(self.call.outputs, self.batch)
+        return find_broken(self.call.outputs, self.membership)
 
 
 def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) -> bool:
@@ -163,9 +180,10 @@ def check_independence(recorded: RecordedCall, *, is_new: bool, is_first: bool) 
         assert call.returned is not None
         layouts = list_frozen_layouts(layouts, call.arguments, call.returned)
         if not layouts:
-            check_single(replace(recorded, batch=1))
+            check_single(replace(recorded, membership=Membership(1)))
             return False
-        recorded = replace(recorded, batch=layouts[0].batch)
+        if layouts[0].batch != recorded.batch:
+            recorded = replace(recorded, membership=Membership(layouts[0].batch))
     complaint = _try_layouts(recorded, layouts, is_new=is_new, is_first=is_first)
     if complaint is not None:
         joined = _find_joined(recorded)
@@ -206,46 +224,53 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
     """Arguments in which samples are rows of one tensor; None if there are none."""
     if not recorded.call.with_gradients:
         return None
-    batch = recorded.batch
-    run = _Examination(recorded, InputLayout(Layout(batch))).run_if_possible(
-        copy_arguments, torch.arange(batch, device="cpu"), read_rows=True
+    membership = recorded.membership
+    run = _Examination(recorded, InputLayout(Layout(recorded.batch))).run_if_possible(
+        Selection.of_everyone(membership), choose=copy_arguments, read_rows=True
     )
     # What has no gradient may still reach others' rows: it must be seen to change nothing.
     if run is None or run.rows is None or run.rows.untold:
         return None
     rows = run.rows.found
-    if not all(each.keeps_places for each in rows.values()):
+    if not all(each.keeps_places(membership) for each in rows.values()):
         return None
-    if not all(each.is_usual for each in rows.values()):
+    if not all(each.is_usual(membership) for each in rows.values()):
         raise reordered_refusal(type(recorded.call.model).__name__)
-    is_joined = any(each.is_ragged or each.owners.numel() > batch for each in rows.values())
+    is_joined = any(
+        each.is_ragged(membership) or each.owners.numel() > recorded.batch for each in rows.values()
+    )
     if not is_joined and not recorded.was_joined:
         return None
-    return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, batch)
+    return JoinedInput.of((recorded.call.args, recorded.call.kwargs), rows, membership)
 
 
 def is_repeated_alike(recorded: RecordedCall) -> bool:
     """Whether a call gives the same outputs and gradients when it is made again, compiled."""
     recorded = replace(recorded, is_trial=True)
     examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
-    everyone = torch.arange(recorded.batch, device="cpu")
-    run = examination.run_if_possible(copy_arguments, everyone)
-    return run is not None and run.is_alike and bool(examination._agrees(run, everyone, everyone))
+    everyone = Selection.of_everyone(recorded.membership)
+    run = examination.run_if_possible(everyone, choose=copy_arguments)
+    if run is None or not run.is_alike:
+        return False
+    return bool(examination._agrees(run, everyone.samples, everyone.samples))
 
 
-def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> None:
+def check_single(recorded: RecordedCall, earlier: EarlierCall | None = None) -> None:
     """Refuse a call with one sample that gives something else after another sample was run.
 
-    ``earlier`` are the arguments of a call with another sample, if there was one.
+    ``earlier`` is a call with another sample, if there was one.
     """
     examination = _Examination(recorded, InputLayout(Layout(1)))
-    everyone = torch.arange(1, device="cpu")
+    own = Selection.of_everyone(recorded.membership)
     examination.require_repeatable()
-    others: list[Choose] = [partial(change_values, scale=scale) for scale in (1, 8, 0)]
+    others: list[tuple[Selection, Choose]] = [
+        (own, partial(change_values, scale=scale)) for scale in (1, 8, 0)
+    ]
     if earlier is not None:
-        others.append(lambda _: copy_arguments(earlier))
-    for choose in others:
-        other = examination.run_if_possible(choose, everyone)
+        arguments, membership = earlier
+        others.append((Selection.of_everyone(membership), lambda _: copy_arguments(arguments)))
+    for selection, choose in others:
+        other = examination.run_if_possible(selection, choose=choose)
         if other is not None:
             examination.refuse_kept_data(other)
     examination.require_repeatable()
@@ -263,6 +288,20 @@ def explains_gaps(gaps: Gaps, moved: Sequence[Gaps | None]) -> bool:
     return True
 
 
+class Company(NamedTuple):
+    """A repeat in which some samples are as they were in the call.
+
+    Attributes:
+        selection: what it is made with.
+        old: these samples in the call.
+        new: the same ones in the repeat.
+    """
+
+    selection: Selection
+    old: Tensor
+    new: Tensor
+
+
 class _Examination:
     """Repeats of one call, with one layout of its arguments."""
 
@@ -275,7 +314,8 @@ class _Examination:
         self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
-        self._everyone = torch.arange(recorded.batch, device="cpu")
+        self._unchanged = Selection.of_everyone(recorded.membership)
+        self._everyone = self._unchanged.samples
         self._drawn = DrawRecorder()
         self._error: Exception | None = None  # of the model, with other samples
 
@@ -313,7 +353,7 @@ class _Examination:
     def _recorded_draws(self) -> DrawRecorder | None:
         """What the call drew; None if it cannot be repeated."""
         recorder = DrawRecorder()
-        run = self.run_if_possible(self._unchanged, self._everyone, recorder, backward=False)
+        run = self.run_if_possible(self._unchanged, recorder, backward=False)
         return None if run is None else recorder
 
     def _list_with_steady_draws(self) -> Iterator[_Examination]:
@@ -336,24 +376,25 @@ class _Examination:
         return None if self._is_verifiable else nothing_to_compare_refusal(self._kind)
 
     def _try(self, *, is_new: bool, is_first: bool) -> Iterator[Trial]:
-        kept, *others = separate_samples(self.recorded.batch)
+        kept, *others = separate_samples(self.recorded.samples)
         # Of what is known already, gradients are compared in one of two repeats, and of few alone.
         in_whole = is_new or draw_below(2) == 0
         recorder = self._drawn if self._steady is None else None
         is_same = self._replace_others(kept, recorder, backward=in_whole, largest=True)
         if self._drawn.has_hidden:
             # Draws that depend on values are drawn for all, here and in what is compared with.
-            self._reference = self.run(self._unchanged, self._everyone, DrawRecorder())
+            self._reference = self.run(self._unchanged, DrawRecorder())
             is_same = self._replace_others(kept, DrawRecorder())
         yield is_same, self._explaining_mixed
         alone = kept.nonzero().flatten()
         if not is_new:
             alone = alone[random_order(len(alone))[:COPIED]]
-        alone = take_several(displace(alone, self.recorded.batch), self.recorded.batch)
+        alone = take_several(displace(alone, self.recorded.samples), self.recorded.samples)
         backward = is_new or not in_whole
-        is_same_alone = self._is_same_for(alone, self._drawn, backward=backward)
-        explain = partial(self._explain_company, alone, self._drawn, backward=backward)
-        yield is_same_alone is None or is_same_alone, explain
+        yield self._try_company(self._company(alone), self._drawn, backward=backward)
+        resized = self._resize_others()
+        if resized is not None:
+            yield self._try_company(resized, self._drawn, backward=backward)
         if is_first:
             # Draws that depend on values are others for samples that are replaced.
             is_hidden = self._drawn.has_hidden
@@ -366,7 +407,7 @@ class _Examination:
         dim, batch = self.layout.main.dim, self.recorded.batch
         for tensor in self._call.arguments:
             if tensor.is_floating_point() and tensor.ndim > dim and tensor.shape[dim] == batch:
-                return score_samples(tensor, batch, dim)
+                return self.recorded.membership.sum(score_samples(tensor, batch, dim))
         return None
 
     @property
@@ -378,8 +419,8 @@ class _Examination:
     @cached_property
     def is_sizable(self) -> bool:
         """Whether the model runs with another number of samples."""
-        few = take_several(self._everyone[1:], self.recorded.batch)
-        return self.run_if_possible(self.layout.select(few), few, backward=False) is not None
+        few = take_several(self._everyone[1:], self.recorded.samples)
+        return self.run_if_possible(self._some(few), backward=False) is not None
 
     def list_alternatives(self) -> Iterator[_Examination]:
         """The same, but for what is as long as the batch by chance.
@@ -392,10 +433,11 @@ class _Examination:
         if shared := self.recorded.find_shared():
             yield _Examination(self.recorded, replace(self.layout, shared=shared))
         other = _Examination(self.recorded, replace(self.layout, has_sides=False))
-        few = take_several(self._everyone[: (self.recorded.batch + 1) // 2], self.recorded.batch)
-        if self.run_if_possible(self.layout.select(few), few, backward=False) is not None:
+        count = self.recorded.samples
+        few = self._some(take_several(self._everyone[: (count + 1) // 2], count))
+        if self.run_if_possible(few, backward=False) is not None:
             return
-        if other.run_if_possible(other.layout.select(few), few, backward=False) is not None:
+        if other.run_if_possible(few, backward=False) is not None:
             yield other
 
     def _replace_others(
@@ -424,7 +466,7 @@ class _Examination:
     ) -> Verdict:
         """Whether the ``rest`` gets the same with these samples in the places of the call's."""
         try:
-            run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+            run = self.run(self._copies(samples), mode, backward=backward)
         except Exception as error:
             self._error = error
             return False
@@ -454,41 +496,69 @@ class _Examination:
         """
         drawn = DrawRecorder()
         if self._drawn.drawn:  # now also for samples that were replaced
-            self.run(self._unchanged, self._everyone, drawn, backward=False)
-        if self.recorded.batch > FEW and self._call.with_gradients and not self._gives_whole:
+            self.run(self._unchanged, drawn, backward=False)
+        if self.recorded.samples > FEW and self._call.with_gradients and not self._gives_whole:
             for number, samples in enumerate(list_companies([first, *masks], self._scores)):
-                is_same = self._is_same_for(
-                    samples, drawn, backward=not number, with_constants=False
-                )
+                company, backward = self._company(samples), not number
+                is_same = self._is_same_for(company, drawn, backward=backward, with_constants=False)
                 if is_same is None:
                     break
-                yield is_same, partial(self._explain_company, samples, drawn, backward=not number)
+                yield is_same, partial(self._explain_company, company, drawn, backward=backward)
             else:
                 return
         yield self._replace_others(first, largest=False), self._explaining_mixed
         for is_same in self._replace_any(masks):
             yield is_same, self._explaining_mixed
-        samples = take_several(self._everyone[1:], self.recorded.batch)
-        is_same = self._is_same_for(samples, drawn, backward=False)
+        samples = take_several(self._everyone[1:], self.recorded.samples)
+        is_same = self._is_same_for(self._company(samples), drawn, backward=False)
         yield is_same is None or is_same, self._explain_place
 
     def _replace_any(self, masks: Sequence[Tensor]) -> Iterator[Verdict]:
         """Whether each of these samples get the same when the others are replaced."""
-        singles = choose_singles(self.recorded.batch)
+        singles = choose_singles(self.recorded.samples)
         ends = ((singles[0], True), (singles[0], False))
         for kept, largest in (*ends, *((each, None) for each in (*masks, *singles))):
             yield self._replace_others(kept, backward=False, largest=largest)
 
+    def _company(self, samples: Tensor) -> Company:
+        """These samples, with all of their records, and no others."""
+        return Company(self._some(samples), samples, torch.arange(len(samples), device="cpu"))
+
+    def _resize_others(self) -> Company | None:
+        """Some samples as they are, beside others with so many records that the most is another.
+
+        None where a sample is a record, and where it is not known what a sample with another number
+        of records returns.
+        """
+        membership = self.recorded.membership
+        if membership.is_plain or isinstance(self.layout, JoinedInput):
+            return None
+        if self._returns_owned_rows and not self._returns_alike:
+            return None
+        counts = torch.tensor(membership.counts, device="cpu")
+        kept, size = counts < counts.max(), 1
+        if not kept.any():
+            # Twice as many: what is made for one number may take them for two samples.
+            kept, size = separate_samples(membership.samples)[0], 2 * int(counts[0])
+        sizes = counts.where(kept, size).tolist()
+        rest = kept.nonzero().flatten()
+        return Company(Selection.of_resized(sizes, membership), rest, rest)
+
+    def _try_company(self, company: Company, drawn: DrawRecorder, *, backward: bool) -> Trial:
+        is_same = self._is_same_for(company, drawn, backward=backward)
+        explain = partial(self._explain_company, company, drawn, backward=backward)
+        return is_same is None or is_same, explain
+
     def _is_same_for(
         self,
-        samples: Tensor,
+        company: Company,
         drawn: DrawRecorder,
         *,
         backward: bool = True,
         with_constants: bool = True,
         patient: bool = False,
     ) -> Verdict | None:
-        """Whether these samples get the same when they are alone, in this order.
+        """Whether these samples get the same in this company: alone in another order, say.
 
         None if that cannot be told: the model is made for one size of batch, or its draws cannot be
         given again to each sample. Then outputs are compared in runs with constants in the place of
@@ -496,20 +566,21 @@ class _Examination:
         """
         if not drawn.is_complete:
             return None
+        selection, old, new = company
         for major in (True, False) if drawn.drawn else (True,):
-            given = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
-            chosen, mode = self.layout.select(samples), given if drawn.drawn else None
-            run = self.run_if_possible(chosen, samples, mode, backward=backward)
+            given = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
+            mode = given if drawn.drawn else None
+            run = self.run_if_possible(selection, mode, backward=backward)
             if run is None:
                 return None
             if drawn.drawn and given.unaligned:
                 if not with_constants:
                     return None
-                return self._is_same_with_constants(samples, backward=backward)
-            is_same = self._agrees(run, samples, backward=backward, patient=patient)
+                return self._is_same_with_constants(company, backward=backward)
+            is_same = self._agrees(run, old, new, backward=backward, patient=patient)
             if isinstance(is_same, Later) and run.has_same_draws and not patient:
                 options = {"backward": backward, "with_constants": with_constants}
-                again = partial(self._is_same_for, samples, drawn, **options, patient=True)
+                again = partial(self._is_same_for, company, drawn, **options, patient=True)
                 return any_of((is_same, Later(again)))
             if not drawn.drawn and run.has_same_draws:
                 return is_same
@@ -519,10 +590,10 @@ class _Examination:
                 return None
         return False
 
-    def _is_same_with_constants(self, samples: Tensor, *, backward: bool) -> Verdict | None:
+    def _is_same_with_constants(self, company: Company, *, backward: bool) -> Verdict | None:
         """The same if every draw is one and the same number, in both runs."""
         other = _Examination(self.recorded, self.layout, ConstantDraws)
-        return other._is_same_for(samples, DrawRecorder(), backward=backward)
+        return other._is_same_for(company, DrawRecorder(), backward=backward)
 
     @property
     def _explaining_mixed(self) -> Callable[[], QuietgradError]:
@@ -530,19 +601,20 @@ class _Examination:
         return partial(self._explain, mixed_refusal(self._kind), self._error)
 
     def _explain_company(
-        self, samples: Tensor, drawn: DrawRecorder, *, backward: bool
+        self, company: Company, drawn: DrawRecorder, *, backward: bool
     ) -> QuietgradError | None:
-        """Why samples get something else when they are alone, in this order; None if by rounding.
+        """Why samples get something else in this company; None if by rounding.
 
         With ``backward``, gradients were compared, too.
         """
-        if not all_of(self._replace_any(separate_samples(self.recorded.batch))):
+        if not all_of(self._replace_any(separate_samples(self.recorded.samples))):
             return self._explain(mixed_refusal(self._kind), self._error)
-        if backward and self._is_by_rounding(samples, drawn):
+        if backward and self._is_by_rounding(company, drawn):
             return None
-        return self._explain_place()
+        is_resized = len(company.selection.samples) == len(self._everyone) > len(company.old)
+        return self._explain(sized_refusal(self._kind)) if is_resized else self._explain_place()
 
-    def _is_by_rounding(self, samples: Tensor, drawn: DrawRecorder) -> bool:
+    def _is_by_rounding(self, company: Company, drawn: DrawRecorder) -> bool:
         """Whether gradients of some of these samples differ because of how kernels round.
 
         For another number of samples they may round otherwise, so that what is nearly zero falls on
@@ -550,24 +622,23 @@ class _Examination:
         gradients when others are replaced, which changes no number; and gradients move as far, for
         the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
-        is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool, device="cpu")
-        is_kept[samples] = True
+        selection, old, new = company
+        is_kept = torch.zeros(len(self._everyone), dtype=torch.bool, device="cpu")
+        is_kept[old] = True
         if not (
-            self._is_same_for(samples, drawn, backward=False) and self._replace_others(is_kept)
+            self._is_same_for(company, drawn, backward=False) and self._replace_others(is_kept)
         ):
             return False
         moved: list[Gaps | None] = []
         for _ in range(_TREMBLES):
             with trembling_weights(self._call.model):
                 mode = DrawRecorder() if self._drawn.has_hidden else None
-                run = self.run(self._unchanged, self._everyone, mode)
-            moved.append(self._measure_gaps(run, samples, samples))
-        everyone = torch.arange(len(samples), device="cpu")
+                run = self.run(self._unchanged, mode)
+            moved.append(self._measure_gaps(run, old, old))
         for major in (True, False) if drawn.drawn else (True,):
-            replayed = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
-            chosen = self.layout.select(samples)
-            alone = self.run_if_possible(chosen, samples, replayed if drawn.drawn else None)
-            gaps = None if alone is None else self._measure_gaps(alone, samples, everyone)
+            replayed = DrawReplayer(drawn, self.recorded.batch, selection.records, major=major)
+            alone = self.run_if_possible(selection, replayed if drawn.drawn else None)
+            gaps = None if alone is None else self._measure_gaps(alone, old, new)
             if gaps is not None and explains_gaps(gaps, moved):
                 return True
         return False
@@ -600,10 +671,9 @@ class _Examination:
         """Whether samples notice that all change places."""
         samples = self._everyone.roll(1)
         if self._drawn.drawn:  # draws would change with places
-            is_same = self._is_same_with_constants(samples, backward=False)
+            is_same = self._is_same_with_constants(self._company(samples), backward=False)
             return is_same is not None and not is_same
-        run = self.run(self.layout.select(samples), samples)
-        return not self._agrees(run, samples)
+        return not self._agrees(self.run(self._some(samples)), samples)
 
     def _explain(self, complaint: QuietgradError, error: Exception | None = None) -> QuietgradError:
         """The complaint, unless the call cannot even be repeated unchanged."""
@@ -618,46 +688,69 @@ class _Examination:
 
     def _is_repeatable(self) -> bool:
         mode = DrawRecorder() if self._drawn.has_hidden else None
-        run = self.run(self._unchanged, self._everyone, mode)
+        run = self.run(self._unchanged, mode)
         return bool(self._agrees(run, self._everyone))
 
+    def _some(self, samples: Tensor) -> Selection:
+        """These samples, with all of their records."""
+        return Selection.of_some(samples, self.recorded.membership)
+
+    def _copies(self, samples: Tensor) -> Selection:
+        """As many samples, some of which became others.
+
+        They keep their number of records, so that kernels round as in the call. Where rows are in
+        any number, it is not known how many a sample has then: it takes all records of the other.
+        """
+        if not self.recorded.membership.is_plain and self._returns_owned_rows:
+            return self._some(samples)
+        return Selection.of_copies(samples, self.recorded.membership)
+
     @cached_property
-    def _unchanged(self) -> Choose:
-        return self.layout.select(self._everyone)
+    def _returns_owned_rows(self) -> bool:
+        return any(has_owned_rows(each, self.recorded.membership) for each in self._call.outputs)
+
+    @property
+    def _returns_alike(self) -> bool:
+        """Whether samples have as many rows of what is returned, whatever their records."""
+        return all(has_rows_alike(each, self.recorded.membership) for each in self._call.outputs)
 
     def run(
         self,
-        choose: Choose,
-        samples: Tensor,
+        selection: Selection,
         mode: AbstractContextManager[Any] | None = None,
         *,
+        choose: Choose | None = None,
         backward: bool = True,
         read_rows: bool = False,
     ) -> Execution:
-        """A repeat in which sample ``i`` is ``samples[i]`` of the call."""
-        call, count = self._call, len(samples)
-        returned = call.returned
+        """A repeat with these samples; ``choose`` makes its arguments, if it is given."""
+        call, count = self._call, len(selection.samples)
+        returned, membership = call.returned, self.recorded.membership
         assert returned is not None
+        choose = choose or self.layout.select(selection)
         if isinstance(self.layout, JoinedInput) and not self.layout.is_complete:
-            samples = torch.arange(count, device="cpu")  # each keeps its rows, with other values
-        comparison = self._comparison(samples, torch.arange(count, device="cpu"), samples)
+            # Each keeps its rows, with other values.
+            selection = replace(self._unchanged, samples=torch.arange(count, device="cpu"))
+        comparison = self._comparison(
+            selection.samples, torch.arange(count, device="cpu"), selection
+        )
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
-        hold = count == self.recorded.batch
-        options = {"hold": hold, "read_rows": read_rows}
+        options = {"hold": count == membership.samples, "read_rows": read_rows}
         if self._steady is not None:
             mode = self._steady()
-        return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, **options)
+        return repeat(call, choose, selection, seeds, self.recorded.recapture, mode, **options)
 
     def run_if_possible(
         self,
-        choose: Choose,
-        samples: Tensor,
+        selection: Selection,
         mode: AbstractContextManager[Any] | None = None,
+        *,
+        choose: Choose | None = None,
         **options: bool,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:
-            return self.run(choose, samples, mode, **options)
+            return self.run(selection, mode, choose=choose, **options)
         except Exception:
             return None
 
@@ -669,7 +762,7 @@ class _Examination:
         changed = {name for name, is_same in are_same.items() if not is_same}
         if changed:
             # What differs between equal runs, too, was not computed from samples: a clock.
-            again = self.run(self._unchanged, self._everyone, backward=False)
+            again = self.run(self._unchanged, backward=False)
             kept = self._call.compare_kept(again.held).items()
             changed -= {name for name, is_same in kept if not is_same}
         if changed:
@@ -693,8 +786,8 @@ class _Examination:
         returned is compared. Unless ``patient``, a verdict that is not known yet may be false where
         a patient one is true.
         """
-        new = torch.arange(run.batch, device="cpu") if new is None else new
-        comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
+        new = torch.arange(run.samples, device="cpu") if new is None else new
+        comparison = self._comparison(old, new, run.selection, is_alike=run.is_alike)
         reference = self._reference
         is_same = comparison.holds(reference.outputs, run.outputs)
         if is_same is False or not backward:
@@ -712,14 +805,14 @@ class _Examination:
         return all_of((is_same, same_factors))
 
     def _comparison(
-        self, old: Tensor, new: Tensor, samples: Tensor, *, is_alike: bool = True
+        self, old: Tensor, new: Tensor, selection: Selection, *, is_alike: bool = True
     ) -> OutputComparison:
-        known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
+        known, membership = self._call.outputs, self.recorded.membership
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
         bits, only_direct = self._call.bits, self.recorded.is_trial
         return OutputComparison(
-            known, batch, count, old, new, samples, bits, is_alike, has_whole, only_direct
+            known, membership, old, new, selection, bits, is_alike, has_whole, only_direct
         )
 
     @cached_property
@@ -728,18 +821,18 @@ class _Examination:
         outputs = self._call.recorded_outputs
         has_inner = any(tensor.requires_grad for tensor in self._call.arguments)
         if self._steady is not None:
-            return self.run(self._unchanged, self._everyone)
+            return self.run(self._unchanged)
         if outputs is None or has_inner or self.recorded.is_bypassed:
-            again = self.run(self._unchanged, self._everyone)
+            again = self.run(self._unchanged)
             outputs = again.outputs if outputs is None else outputs
             known = again.factors if self.recorded.is_bypassed else self.recorded.factors
             return replace(again, factors=known, outputs=outputs)
-        return Execution(self._everyone, outputs, self.recorded.factors)
+        return Execution(self._unchanged, outputs, self.recorded.factors)
 
     def _same_factors(
         self, before: Factors, run: Execution, old: Tensor, new: Tensor, *, patient: bool
     ) -> Verdict:
-        same_size = run.is_alike and run.batch == self.recorded.batch
+        same_size = run.is_alike and run.samples == self.recorded.samples
         same = partial(
             agree_by_sample,
             bits=self._call.bits,
@@ -760,4 +853,4 @@ class _Examination:
         if not call.with_gradients or not any(p.requires_grad for p in call.model.parameters()):
             return True
         assert call.returned is not None
-        return tells_samples_apart(call.returned, call.outputs, self.recorded.batch)
+        return tells_samples_apart(call.returned, call.outputs, self.recorded.membership)

@@ -239,11 +239,12 @@ class CaptureMode(TorchFunctionMode):
         tape: Tape,
     ) -> Any:
         """Inside of ``torch.vmap`` over the samples each has its own copy of a parameter."""
-        level = find_vmap(tape.batch)
+        records = tape.membership.records
+        level = find_vmap(records)
         if level is None:
             raise call.refuse(
                 "it runs inside of a transformation of torch.func, the outermost of which is not a "
-                f"vmap over the {tape.batch} samples: their gradients cannot be told apart",
+                f"vmap over the {records} samples: their gradients cannot be told apart",
                 "Write it without torch.func, or with vmap over the samples around everything",
                 *tensors,
             )
@@ -253,7 +254,7 @@ class CaptureMode(TorchFunctionMode):
             if not call.is_managed(leaf):
                 return leaf
             with leave_transforms():
-                own = call.source(leaf, (tape.batch, *leaf.shape), f"vmap {next(labels)}", dims=1)
+                own = call.source(leaf, (records, *leaf.shape), f"vmap {next(labels)}", dims=1)
             return add_samples(own, level)
 
         args, kwargs = tree_map(copy, (args, kwargs))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,9 +34,11 @@ from quietgrad.factors.base import (
     send,
     verdict_of,
 )
+from quietgrad.factors.membership import Membership
 
 if TYPE_CHECKING:
     from quietgrad.capture.repetition import Execution, Factors
+    from quietgrad.capture.samples import Selection
     from quietgrad.capture.tape import TargetFactor
     from quietgrad.factors.base import Factor
 
@@ -57,25 +59,42 @@ class Seed(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Compares a run of ``batch`` samples with one of ``count``.
+    """Compares two runs.
 
-    Samples ``old`` of the first are samples ``new`` of the second. Sample ``i`` of the second is
-    sample ``samples[i]`` of the first, or a copy of it. Kernels round differently unless both are
-    alike in the sizes of all operations. Whole numbers are compared across sizes if ``has_whole``,
-    but for a few; otherwise not, for places of rows and the like depend on the number of samples.
-    With ``only_direct``, outputs get no gradient that they get by way of others.
+    Samples ``old`` of the first are samples ``new`` of the second, which has those that were
+    ``chosen``. Kernels round differently unless both are alike in the sizes of all operations.
+    Whole numbers are compared across sizes if ``has_whole``, but for a few; otherwise not, for
+    places of rows and the like depend on the number of samples. With ``only_direct``, outputs get
+    no gradient that they get by way of others.
     """
 
     known: Sequence[OutputLayout]
-    batch: int
-    count: int
+    first: Membership
     old: Tensor
     new: Tensor
-    samples: Tensor
+    chosen: Selection
     bits: int = 64
     is_alike: bool = True
     has_whole: bool = False
     only_direct: bool = False
+
+    @property
+    def batch(self) -> int:
+        """The length of a dimension over the records of the first run."""
+        return self.first.batch
+
+    @property
+    def count(self) -> int:
+        """The same of the second."""
+        return self.chosen.membership.batch
+
+    @cached_property
+    def _old_records(self) -> Tensor:
+        return self.first.list_records(self.old)
+
+    @cached_property
+    def _new_records(self) -> Tensor:
+        return self.chosen.membership.list_records(self.new)
 
     def holds(self, before: Node, after: Node) -> Verdict:
         """Whether these samples' outputs are the same, in some layout of each output."""
@@ -89,7 +108,7 @@ class OutputComparison:
     def seed(self, before: Node, after: Node, factors: Tensor | None = None) -> list[Seed]:
         """Outputs of the second run, each with the gradient that the first run's losses sent it.
 
-        Sample ``new[i]`` gets the gradient of sample ``old[i]``, times its factor.
+        A record gets the gradient of the one that it is a copy of, times its factor.
         """
         return list(self._seed(before, after, _match(before, self.known), factors))
 
@@ -108,7 +127,7 @@ class OutputComparison:
         parts, others = _divide(before, rows), list(after.children)
         children, each = list(before.children), [factors] * len(others)
         if self._is_one_for_each(before, after, parts):
-            order = self.old.tolist()
+            order = self.chosen.records.tolist()
             children, parts = [children[i] for i in order], [parts[i] for i in order]
             each = each if factors is None else list(factors)
         for child, other, part, factor in zip(children, others, parts, each, strict=False):
@@ -119,10 +138,13 @@ class OutputComparison:
     ) -> Tensor | None:
         if factors is not None and not factors.ndim:
             return gradient * factors.to(gradient)  # all of it is one sample's
-        for layout in _allowed_layouts(gradient, known, self.batch):
-            chosen = layout.select(gradient, self.old)
+        for layout in _allowed_layouts(gradient, known, self.first):
+            is_owned = isinstance(layout, OwnedLayout)
+            samples = self.chosen.samples if is_owned else self.chosen.records
+            chosen = layout.select(gradient, samples)
             if factors is not None:
-                chosen = chosen * self._arrange(layout).spread(factors, chosen)
+                each = factors[self.chosen.membership.firsts] if is_owned else factors
+                chosen = chosen * self._arrange(layout).spread(each, chosen)
             if chosen.shape == shape:
                 return chosen
             if chosen.numel() == shape.numel() and self.count == 1:
@@ -154,7 +176,7 @@ class OutputComparison:
         return self._compare_rows(before, after, rows)
 
     def _compare_rows(self, before: Tensor, after: Tensor, rows: OutputLayout | None) -> Verdict:
-        layouts = _allowed_layouts(before, rows, self.batch)
+        layouts = _allowed_layouts(before, rows, self.first)
         if self.count != self.batch:
             return self._same_of_fewer(before, after, rows, layouts)
         if layouts and isinstance(layouts[0], OwnedLayout):
@@ -169,7 +191,9 @@ class OutputComparison:
         if not layouts or is_table is True:
             return True
         agreeing = (
-            self._agree(layout.select(before, self.old), layout.select(after, self.new))
+            self._agree(
+                layout.select(before, self._old_records), layout.select(after, self._new_records)
+            )
             for layout in layouts
         )
         return any_of(chain((is_table,), agreeing))
@@ -177,11 +201,11 @@ class OutputComparison:
     def _arrange(self, layout: Layout) -> Layout:
         """The layout of the second run."""
         if isinstance(layout, OwnedLayout):
-            return layout.arrange(self.samples)
+            return layout.arrange(self.chosen.samples)
         return replace(layout, batch=self.count)
 
     def _same_owned(self, before: Tensor, after: Tensor, layout: OwnedLayout) -> Verdict:
-        now = layout.arrange(self.samples)
+        now = layout.arrange(self.chosen.samples)
         if before.ndim != after.ndim or now.owners.numel() != after.shape[now.dims[0]]:
             return False
         return self._agree(layout.select(before, self.old), now.select(after, self.new))
@@ -198,9 +222,26 @@ class OutputComparison:
         if before.shape == after.shape and (rows is None or not rows.was_reached):
             return True  # a table, of a size that is a multiple of the batch by chance
         return any_of(
-            agree_across_sizes(layout.select(before, self.old), after, self.bits)
+            agree_across_sizes(
+                self._select_old(layout, before), self._select_new(layout, after), self.bits
+            )
             for layout in layouts
         )
+
+    def _select_old(self, layout: Layout, before: Tensor) -> Tensor:
+        is_owned = isinstance(layout, OwnedLayout)
+        return layout.select(before, self.old if is_owned else self._old_records)
+
+    def _select_new(self, layout: Layout, after: Tensor) -> Tensor:
+        """Of a run of another size; all of it, if all are compared."""
+        if len(self.new) == self.chosen.membership.samples:
+            return after
+        now = self._arrange(layout)
+        if isinstance(now, OwnedLayout):
+            fits = after.ndim > now.dims[0] and after.shape[now.dims[0]] == now.owners.numel()
+            return now.select(after, self.new) if fits else after
+        fits = after.ndim > now.dim and after.shape[now.dim] % self.count == 0
+        return now.select(after, self._new_records) if fits else after
 
     def _is_compared(self, tensor: Tensor) -> bool:
         return self.has_whole or has_digits(tensor)
@@ -216,7 +257,9 @@ class OutputComparison:
         same = partial(agree if self.count == self.batch else self._agree_of_fewer, bits=self.bits)
         return all_of(
             agree_throughout(before.children[one], after.children[other], same)
-            for one, other in zip(self.old.tolist(), self.new.tolist(), strict=True)
+            for one, other in zip(
+                self._old_records.tolist(), self._new_records.tolist(), strict=True
+            )
         )
 
 
@@ -225,51 +268,82 @@ def _is_unused_table(tensor: Tensor, rows: OutputLayout, batch: int) -> bool:
     return not rows.was_reached and len(exact_layouts(tensor, batch)) > 1
 
 
-def _allowed_layouts(tensor: Tensor, rows: OutputLayout | None, batch: int) -> list[Layout]:
-    """Where the samples can be in an output: as probes of the losses left it, if they did."""
-    layouts = possible_layouts(tensor, batch)
+def _allowed_layouts(
+    tensor: Tensor, rows: OutputLayout | None, membership: Membership
+) -> list[Layout]:
+    """Where the samples can be in an output: as probes of the losses left it, if they did.
+
+    They are found by their records, or by rows of their own.
+    """
+    layouts = possible_layouts(tensor, membership.batch)
     if rows is not None:
         allowed = [(layout, rows.allows(layout)) for layout in layouts]
         layouts = [layout for layout, is_allowed in allowed if is_allowed]
     if layouts or rows is None or not rows.strict_evidence:
         return layouts
-    owned = match_rows(rows.strict_evidence, batch)
-    return [] if owned is None or not owned.keeps_places else [owned]
+    owned = match_rows(rows.strict_evidence, membership)
+    return [] if owned is None or not owned.keeps_places(membership) else [owned]
 
 
-def is_reordered(known: OutputLayout, batch: int) -> Verdict:
+def is_reordered(known: OutputLayout, membership: Membership) -> Verdict:
     """Whether the rows of an output as long as the batch belong to losses at other places."""
     if not known.strict_evidence:
         return False
-    owned, is_told = ask_rows(known.strict_evidence, batch)
-    return all_of((is_told, negated(owned.keeps_places)))
+    owned, is_told = ask_rows(known.strict_evidence, membership)
+    return all_of((is_told, negated(owned.keeps_places(membership))))
 
 
-def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
+def has_owned_rows(known: OutputLayout, membership: Membership) -> bool:
+    """Whether it has rows of samples in any number."""
+    return known.gradient is not None and any(
+        isinstance(each, OwnedLayout)
+        for each in _allowed_layouts(known.gradient, known, membership)
+    )
+
+
+def has_rows_alike(known: OutputLayout, membership: Membership) -> bool:
+    """Whether samples have as many rows of it, whatever their records, if these may be any."""
+    if known.gradient is None:
+        return True
+    counts = set(membership.counts)
+    for layout in _allowed_layouts(known.gradient, known, membership):
+        if isinstance(layout, OwnedLayout):
+            rows = set(layout.count_rows())
+            # Where all have as many records, fewer rows than these are not of records.
+            if len(rows) > 1 or (len(counts) == 1 and max(rows) >= max(counts)):
+                return False
+    return True
+
+
+def find_broken(known: Sequence[OutputLayout], membership: Membership) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
-    broken = torch.zeros(batch, dtype=torch.bool, device="cpu")
+    broken = torch.zeros(membership.samples, dtype=torch.bool, device="cpu")
     given = [(each, each.gradient) for each in known if each.gradient is not None]
     finite = [verdict_of(gradient.isfinite().all()) for _, gradient in given]
     for (each, gradient), is_finite in zip(given, finite, strict=True):
         if not is_finite:
-            for layout in _allowed_layouts(gradient, each, batch)[:1]:
-                broken |= layout.split(~gradient.isfinite(), 0).any(1).cpu()
+            for layout in _allowed_layouts(gradient, each, membership)[:1]:
+                found = layout.split(~gradient.isfinite(), 0).any(1).cpu()
+                broken |= found if isinstance(layout, OwnedLayout) else membership.any(found)
     return broken
 
 
-def tells_samples_apart(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:
+def tells_samples_apart(node: Node, known: Sequence[OutputLayout], membership: Membership) -> bool:
     """Whether samples have their own part of something that losses can depend on."""
-    return _tells_apart(node, _match(node, known), batch)
+    return _tells_apart(node, _match(node, known), membership)
 
 
-def _tells_apart(node: Node, rows: Known, batch: int) -> bool:
+def _tells_apart(node: Node, rows: Known, membership: Membership) -> bool:
     if isinstance(node, Tensor):
         known = rows[0]
-        return known is None or (known.is_probed and bool(_allowed_layouts(node, known, batch)))
+        if known is None:
+            return True
+        return known.is_probed and bool(_allowed_layouts(node, known, membership))
     parts = _divide(node, rows)
-    if _has_one_for_each(node, parts, batch) and any(k is None or k.is_probed for k in rows):
+    is_list = _has_one_for_each(node, parts, membership.batch)
+    if is_list and any(k is None or k.is_probed for k in rows):
         return True
-    return any(_tells_apart(*pair, batch) for pair in zip(node.children, parts, strict=True))
+    return any(_tells_apart(*pair, membership) for pair in zip(node.children, parts, strict=True))
 
 
 def has_one_for_each(node: Node, known: Sequence[OutputLayout], batch: int) -> bool:

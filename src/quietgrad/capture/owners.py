@@ -29,6 +29,7 @@ from quietgrad.factors.base import (
     send,
     verdict_of,
 )
+from quietgrad.factors.membership import Membership
 from quietgrad.factors.routed import count_owners, list_slots, sizes_of_slots
 
 if TYPE_CHECKING:
@@ -140,13 +141,24 @@ class OwnedLayout(Layout):
         return rows.movedim(tuple(range(len(self.dims))), self.dims).contiguous()
 
     @staticmethod
-    def of(layout: Layout, shape: torch.Size, device: torch.device | str = "cpu") -> OwnedLayout:
-        """A layout by one dimension in the same form, for tensors of this shape."""
+    def of(
+        layout: Layout,
+        shape: torch.Size,
+        device: torch.device,
+        membership: Membership | None = None,
+    ) -> OwnedLayout:
+        """A layout by one dimension in the same form, for tensors of this shape.
+
+        If there is a ``membership``, it is the layout of records, and this that of their samples.
+        """
         if isinstance(layout, OwnedLayout):
             return layout
-        owners = layout.sample_of(shape[layout.dim], torch.device(device))
+        owners = layout.sample_of(shape[layout.dim], device)
+        batch = layout.batch
+        if membership is not None:
+            owners, batch = membership.owners_on(device)[owners], membership.samples
         is_touched = torch.ones((), dtype=torch.bool, device=device)
-        return OwnedLayout(layout.batch, owners=owners, dims=(layout.dim,), is_touched=is_touched)
+        return OwnedLayout(batch, owners=owners, dims=(layout.dim,), is_touched=is_touched)
 
     def reshape(self, shape: torch.Size) -> OwnedLayout | None:
         """The same rows in the leading dimensions of another tensor; None if they do not fit."""
@@ -157,27 +169,24 @@ class OwnedLayout(Layout):
                 return OwnedLayout(self.batch, owners=owners, dims=dims)
         return None
 
-    @property
-    def keeps_places(self) -> Verdict:
-        """Whether rows in a dimension as long as the batch belong to the samples in their order."""
-        places = torch.arange(self.batch, device=self.owners.device)
+    def keeps_places(self, membership: Membership) -> Verdict:
+        """Whether rows in a dimension as long as the batch belong to the samples of its records."""
+        places = membership.owners_on(self.owners.device)
         verdicts = list[Verdict]()
         for dim, size in enumerate(self.owners.shape):
-            shape = [self.batch if each == dim else 1 for each in range(self.owners.ndim)]
-            if size != self.batch:
+            shape = [len(places) if each == dim else 1 for each in range(self.owners.ndim)]
+            if size != len(places):
                 continue
             is_own = (self.owners == _NOBODY) | (self.owners == places.view(shape))
             verdicts.append(verdict_of(is_own.all()))
         return all_of(verdicts)
 
-    @property
-    def is_ragged(self) -> bool:
-        """Whether there is not one row for each sample, nor as many side by side or in turn."""
-        owners = self.owners.flatten().cpu()
-        if len(owners) % self.batch:
+    def is_ragged(self, membership: Membership) -> bool:
+        """Whether there is not one row for each record, nor as many side by side or in turn."""
+        owners, places = self.owners.flatten().cpu(), membership.owners
+        if len(owners) % len(places):
             return True
-        each = len(owners) // self.batch
-        places = torch.arange(self.batch, device="cpu")
+        each = len(owners) // len(places)
         regular = places.repeat_interleave(each), places.repeat(each)
         return not any(bool(((owners == r) | (owners == _NOBODY)).all()) for r in regular)
 
@@ -205,8 +214,7 @@ class OwnedLayout(Layout):
         shape = [like.shape[dim] if dim in self.dims else 1 for dim in range(like.ndim)]
         return self.owners.to(like.device).view(shape)
 
-    @property
-    def is_usual(self) -> bool:
+    def is_usual(self, membership: Membership) -> bool:
         """Whether rows come in an order in which samples are joined.
 
         One after the other, in turn, or step by step with fewer samples in later steps.
@@ -214,7 +222,9 @@ class OwnedLayout(Layout):
         told = self.owners.flatten()
         told = told[told != _NOBODY]
         is_sorted = bool((told[1:] >= told[:-1]).all())
-        return is_sorted or not self.is_ragged or self._is_by_steps
+        if is_sorted or not self.is_ragged(membership):
+            return True
+        return membership.is_plain and self._is_by_steps
 
     @property
     def _is_by_steps(self) -> bool:
@@ -245,6 +255,11 @@ class OwnedLayout(Layout):
         """``[rows, ...]`` as ``[B, K, ...]``, with zeros where a sample has fewer than K."""
         padded = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
         return self._spoil(padded[self._slots])
+
+    def count_rows(self) -> list[int]:
+        """How many each sample has."""
+        owners = self.owners.flatten()
+        return count_owners(owners, self.batch)[1:].tolist()
 
     def index(self, dim: int) -> Tensor:
         """Of each row its place in one of ``dims``."""
@@ -339,23 +354,25 @@ class OwnerReader:
         return None
 
 
-def match_rows(evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int) -> OwnedLayout | None:
+def match_rows(
+    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], membership: Membership
+) -> OwnedLayout | None:
     """Owners of a tensor's rows by passes of gradients, seeds and gradients of the whole batch.
 
     Rows are those of the first dimension, or of the second if there is one of the first. None if
     some row has several owners.
     """
-    layout, is_told = ask_rows(evidence, batch)
+    layout, is_told = ask_rows(evidence, membership)
     return layout if is_told else None
 
 
 def ask_rows(
-    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], batch: int
+    evidence: Sequence[tuple[Tensor, Tensor, Tensor]], membership: Membership
 ) -> tuple[OwnedLayout, Verdict]:
     """The same, and whether no row has several owners: only then the layout means something."""
     first = evidence[0][0]
     if not first.ndim:
-        return OwnedLayout(batch), False
+        return OwnedLayout(membership.samples), False
     dim = 1 if first.ndim > 1 and first.shape[0] == 1 else 0
     fits, is_touched = None, None
     verdicts = list[Verdict]()
@@ -365,13 +382,14 @@ def ask_rows(
         lowest, highest = lowest.amin(1), highest.amax(1)
         is_touched = highest.isfinite() if is_touched is None else is_touched & highest.isfinite()
         verdicts.append(verdict_of((lowest.eq(highest) | ~is_touched).all()))
-        same = highest[:, None] == send(seeds, highest.device, highest.dtype).log2().round()
+        own = send(seeds[membership.firsts], highest.device, highest.dtype)
+        same = highest[:, None] == own.log2().round()
         fits = same if fits is None else fits & same
     assert fits is not None
     assert is_touched is not None
     verdicts.append(verdict_of((fits.sum(1).eq(1) | ~is_touched).all()))
     owners = fits.int().argmax(1).where(is_touched, _NOBODY)
-    layout = OwnedLayout(batch, owners=owners, dims=(dim,), is_touched=is_touched)
+    layout = OwnedLayout(membership.samples, owners=owners, dims=(dim,), is_touched=is_touched)
     return layout, all_of(verdicts)
 
 
@@ -440,12 +458,12 @@ def _are_multiples(
 
 
 Run = Callable[[Tensor, Callable[["Arrival"], object]], None]
-"""Back-propagates losses times seeds, one for each sample, and lets arrivals be observed."""
+"""Back-propagates losses times seeds, one for each record, and lets arrivals be observed."""
 
 
 def read_powers(
     layouts: LayoutTable,
-    batch: int,
+    membership: Membership,
     whole: Sequence[Arrival],
     run: Run,
     *,
@@ -455,17 +473,19 @@ def read_powers(
     """Whether all gradients scale with their sample's loss; rows that need it get their owners.
 
     Args:
-        layouts: by one dimension.
-        batch: the number of samples.
+        layouts: by one dimension, of the records.
+        membership: of the records.
         whole: the gradients of all losses.
         run: a further pass.
         learn: whether it is remembered which layouts do not fit. It is not in repeats.
-        broken: the samples ``[B]`` whose losses are not finite, if rows may be anywhere: rows that
-            are not finite must then be theirs.
+        broken: the records whose losses are not finite, or others of their samples, if rows may be
+            anywhere: rows that are not finite must then be theirs.
     """
-    codes, comparison = _Codes(batch), _Multiples(layouts, whole, learn=learn, broken=broken)
+    codes = _Codes(membership.samples)
+    comparison = _Multiples(layouts, whole, learn=learn, broken=broken)
     while True:
-        for power, seeds in enumerate(codes.seeds()):
+        for power, each in enumerate(codes.seeds()):
+            seeds = membership.spread(each)
             comparison.begin(seeds, codes.exponents, _CODES**power)
             run(seeds, comparison)
             if not comparison.holds:

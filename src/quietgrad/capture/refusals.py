@@ -162,8 +162,8 @@ def refuse_escaped_gradients(trained: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-def check_losses(losses: Any, batch: int | None = None) -> None:
-    """Refuse anything but one differentiable loss for each of ``batch`` samples."""
+def check_losses(losses: Any, batch: int | None = None, noun: str = "sample") -> None:
+    """Refuse anything but one differentiable loss for each of ``batch`` samples, or records."""
     advice = (
         "Pass one loss per sample: use reduction='none' and, where a sample has several entries "
         "(tokens, outputs), reduce them to one per sample: losses.flatten(1).mean(1), or with "
@@ -184,12 +184,12 @@ def check_losses(losses: Any, batch: int | None = None) -> None:
     if batch is not None and len(losses) != batch:
         flat = len(losses) > batch and len(losses) % batch == 0
         hint = (
-            f" If they are {len(losses) // batch} entries for each sample, such as tokens, pass "
+            f" If they are {len(losses) // batch} entries for each {noun}, such as tokens, pass "
             f"losses.reshape({batch}, -1).mean(1)."
         )
         raise LossError(
-            f"got {len(losses)} losses for a micro-batch of {batch} samples: expected exactly one "
-            f"loss per sample, in the order of the batch.{hint if flat else ''}"
+            f"got {len(losses)} losses for a micro-batch of {batch} {noun}s: expected exactly one "
+            f"loss per {noun}, in the order of the batch.{hint if flat else ''}"
         )
     if batch is not None and not losses.requires_grad:
         raise LossError(
@@ -432,6 +432,16 @@ def counted_refusal(kind: str) -> QuietgradError:
         f"what the model ({kind}) returned for samples, or their gradients, depends on the number "
         "of samples: with some left out, it changed for the others. Something is divided or scaled "
         "by the size of the batch, also in a backward pass. Use a constant instead."
+    )
+
+
+def sized_refusal(kind: str) -> QuietgradError:
+    """Others got fewer or more records, and a unit noticed."""
+    return SampleMixingError(
+        f"what the model ({kind}) returned for the records of a unit, or their gradients, depends "
+        "on how many records other units have: they are padded to the largest unit and the padding "
+        "counts, or something is scaled by a number of all. Leave padded places out (a mask, or a "
+        "sum by engine.record_owners), and divide by the unit's own number."
     )
 
 

@@ -37,8 +37,9 @@ from quietgrad.capture.model_state import (
     mark_repeating,
 )
 from quietgrad.capture.owners import OwnedLayout, read_powers
-from quietgrad.capture.samples import Arguments, copy_arguments, rebuild_arguments
+from quietgrad.capture.samples import Arguments, Selection, copy_arguments, rebuild_arguments
 from quietgrad.factors.base import Verdict, all_of, any_of, negated, send, verdict_of, version_of
+from quietgrad.factors.membership import Membership
 
 if TYPE_CHECKING:
     from quietgrad.capture.layout import OutputLayout
@@ -223,7 +224,7 @@ class Execution:
     """One run of a call.
 
     Attributes:
-        samples: which sample of the call each of its samples is.
+        selection: which sample of the call each of its samples is.
         outputs: what it returned.
         factors: of the gradients that arrived.
         strays: parameters at sites that were never probed, and whether gradients arrived there, so
@@ -237,7 +238,7 @@ class Execution:
             round alike.
     """
 
-    samples: Tensor
+    selection: Selection
     outputs: Node
     factors: Factors
     strays: tuple[tuple[str, Verdict], ...] = ()
@@ -248,9 +249,9 @@ class Execution:
     is_alike: bool = True
 
     @property
-    def batch(self) -> int:
+    def samples(self) -> int:
         """The number of samples."""
-        return len(self.samples)
+        return len(self.selection.samples)
 
     @property
     def unknown(self) -> frozenset[str]:
@@ -334,7 +335,9 @@ class ArgumentRows:
             layout = self._tape.find_layout(arrival)
             if layout is None:
                 continue
-            rows = OwnedLayout.of(layout, arrival.grad.shape)
+            rows = OwnedLayout.of(
+                layout, arrival.grad.shape, arrival.grad.device, self._tape.membership
+            )
             number = self._sites.get(id(arrival.site))
             if number is not None and rows.dims:
                 self._note(number, rows)
@@ -379,8 +382,8 @@ def trembling_weights(model: nn.Module) -> Iterator[None]:
 
 _ROUNDINGS = 8
 
-Recapture = Callable[[int], AbstractContextManager["Tape"]]
-"""A tape of so many samples for what the model does inside."""
+Recapture = Callable[[Membership], AbstractContextManager["Tape"]]
+"""A tape of these records for what the model does inside."""
 Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
 """The outputs that the backward pass begins with, and their gradients, each sample's multiplied."""
 
@@ -388,7 +391,7 @@ Seeds = Callable[[Node, "Tensor | None"], "list[Seed]"]
 def repeat(
     call: ModelCall,
     choose: Callable[[Any], Any],
-    samples: Tensor,
+    selection: Selection,
     seeds: Seeds | None,
     recapture: Recapture,
     mode: AbstractContextManager[Any] | None = None,
@@ -406,7 +409,7 @@ def repeat(
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
     grads: tuple[Tensor | None, ...] = tuple(None for _ in inner)
     mode = mode or nullcontext()
-    with call.circumstances(), recapture(len(samples)) as tape:
+    with call.circumstances(), recapture(selection.membership) as tape:
         argument_rows = ArgumentRows(tape)
         if read_rows:
             args, kwargs = argument_rows.tap((args, kwargs))
@@ -430,7 +433,7 @@ def repeat(
         strays = tuple(recorder.strays)
         is_alike = tape.list_sizes() == call.sizes
         found = recorder.factors, strays, grads, held, has_same_draws, argument_rows, is_alike
-        return Execution(samples, outputs, *found)
+        return Execution(selection, outputs, *found)
 
 
 class _Propagation:
@@ -473,7 +476,7 @@ class _Propagation:
         grads = tuple(tensor.grad for tensor in self._inner)
         read_powers(
             tape.layouts,
-            tape.batch,
+            tape.membership,
             arrivals,
             partial(self._propagate, keep_graph=True),
             learn=False,

@@ -28,9 +28,50 @@ from quietgrad.capture.compare import (
 )
 from quietgrad.capture.layout import Layout, counts_up, exact_layouts, folded_layouts
 from quietgrad.capture.owners import OwnedLayout
+from quietgrad.factors.membership import Membership
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEEPEST = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a call is repeated with: its samples, some of them, or copies.
+
+    Attributes:
+        samples: of which sample of the call each is a copy.
+        records: the same of their records.
+        membership: of these.
+        origin: of the records of the call.
+    """
+
+    samples: Tensor
+    records: Tensor
+    membership: Membership
+    origin: Membership
+
+    @staticmethod
+    def of_everyone(membership: Membership) -> Selection:
+        """All samples as they are."""
+        return Selection.of_copies(torch.arange(membership.samples, device="cpu"), membership)
+
+    @staticmethod
+    def of_some(samples: Tensor, membership: Membership) -> Selection:
+        """These samples, with all of their records."""
+        records = membership.list_records(samples)
+        return Selection(samples, records, membership.select(samples), membership)
+
+    @staticmethod
+    def of_copies(samples: Tensor, membership: Membership) -> Selection:
+        """As many samples, of which some became others and kept their number of records."""
+        return Selection(samples, membership.substitute(samples), membership, membership)
+
+    @staticmethod
+    def of_resized(counts: Sequence[int], membership: Membership) -> Selection:
+        """All samples, with so many records: the first ones, or all in turn."""
+        samples = torch.arange(membership.samples, device="cpu")
+        records = membership.substitute(samples, counts)
+        return Selection(samples, records, membership.resized(counts), membership)
 
 
 @dataclass(frozen=True)
@@ -61,9 +102,10 @@ class InputLayout:
         """The number of samples."""
         return self.main.batch
 
-    def select(self, samples: Tensor) -> Callable[[Any], Any]:
-        """Replaces sample ``i`` of arguments by ``samples[i]``, of which there may be fewer."""
-        places, seen = samples.tolist(), 0
+    def select(self, selection: Selection) -> Callable[[Any], Any]:
+        """Replaces record ``i`` of arguments by the one that is chosen for it."""
+        records, seen = selection.records, 0
+        places = records.tolist()
 
         def choose(tree: Any) -> Any:
             nonlocal seen
@@ -71,7 +113,9 @@ class InputLayout:
                 return copy_part(tree)
             if isinstance(tree, Tensor):
                 seen += 1
-                return _as_leaf(self._select(tree.detach(), samples, is_first=seen == 1), tree)
+                if _tells_owners(tree, selection.origin):
+                    return selection.membership.owners.to(tree)
+                return _as_leaf(self._select(tree.detach(), records, is_first=seen == 1), tree)
             if isinstance(tree, np.ndarray):
                 return self._select_array(tree, places)
             if isinstance(tree, (list, tuple, deque, array)) and self._is_per_sample(tree):
@@ -123,9 +167,12 @@ class JoinedInput:
     is_complete: bool = False
 
     @staticmethod
-    def of(arguments: Arguments, rows: Mapping[int, OwnedLayout], batch: int) -> JoinedInput:
+    def of(
+        arguments: Arguments, rows: Mapping[int, OwnedLayout], membership: Membership
+    ) -> JoinedInput:
         """Arguments in which these rows are the samples', by number among the tensors."""
-        is_complete = all(
+        batch = membership.samples
+        is_complete = membership.is_plain and all(
             rows[number].is_in_order or len(tensor) == batch
             if number in rows
             else not _tells_how_samples_are_joined(tensor, batch)
@@ -138,14 +185,9 @@ class JoinedInput:
         """The number of samples."""
         return self.main.batch
 
-    @property
-    def is_ragged(self) -> bool:
-        """Whether samples have rows in any order and number."""
-        return any(rows.is_ragged for rows in self.rows.values())
-
-    def select(self, samples: Tensor) -> Callable[[Any], Any]:
-        """Gives rows of sample ``i`` the values of rows of ``samples[i]``."""
-        seen = 0
+    def select(self, selection: Selection) -> Callable[[Any], Any]:
+        """Gives rows of sample ``i`` the values of rows of the one that is chosen for it."""
+        samples, seen = selection.samples, 0
 
         def choose(tree: Any) -> Any:
             nonlocal seen
@@ -190,6 +232,14 @@ def _tells_how_samples_are_joined(tensor: Tensor, batch: int) -> bool:
         return True
     # Places of first rows begin with zero and do not decrease.
     return tensor.ndim == 1 and not tensor[0] and bool((tensor.diff() >= 0).all())
+
+
+def _tells_owners(tensor: Tensor, membership: Membership) -> bool:
+    """Whether it says which records belong together, as the engine has told the user."""
+    if not membership.is_told or tensor.dtype != torch.int64:
+        return False
+    owners = membership.owners
+    return tensor.shape == owners.shape and torch.equal(tensor.cpu(), owners)
 
 
 def _as_leaf(tensor: Tensor, like: Tensor) -> Tensor:

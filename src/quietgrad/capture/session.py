@@ -62,6 +62,7 @@ from quietgrad.errors import (
     TrainableSetError,
 )
 from quietgrad.factors.base import Verdict, ignoring_autocast, without_autocast
+from quietgrad.factors.membership import Membership
 
 if TYPE_CHECKING:
     from quietgrad.capture.compilation import ModelCompiler
@@ -108,7 +109,7 @@ class Capture:
         self._provenance = Provenance(model, self._world.at_rest, self.parameters.tree)
         held = (value for _, value in find_values(model) if isinstance(value, Tensor))
         self._provenance.note_held(held)
-        self._tape = self._make_tape(1)
+        self._tape = self._make_tape()
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
         self._interception = Interception(self._mode.handle_hidden)
         self._uncompiled: Uncompiled | Lent = Uncompiled()
@@ -183,16 +184,17 @@ class Capture:
 
     def begin(
         self,
-        batch: int | None = None,
+        batch: int | Membership | None = None,
         *,
         verify: bool = False,
         collation: Collation | None = None,
     ) -> None:
-        """Begin a recording for ``batch`` samples; what ran before, interrupted too, is forgotten.
+        """Begin a recording for so many samples; what ran before, interrupted too, is forgotten.
 
-        None if no samples are out. With ``verify`` the coming backward pass first verifies that
-        samples are independent, also as they were put together by ``collation``. Until
-        :meth:`rest`, whatever torch.compile made runs as it was written.
+        Samples that consist of several records are told by their membership. None if no samples are
+        out. With ``verify`` the coming backward pass first verifies that samples are independent,
+        also as they were put together by ``collation``. Until :meth:`rest`, whatever torch.compile
+        made runs as it was written.
         """
         self._switch_off()
         if batch is None:
@@ -201,24 +203,27 @@ class Capture:
             self._uncompiled.start()
         if verify and self.compiler is not None:
             self.compiler.is_wanted = False
-        self._begin(batch, verify=verify, collation=collation)
+        membership = Membership(batch) if isinstance(batch, int) else batch
+        self._begin(membership, verify=verify, collation=collation)
 
     def rest(self) -> None:
         """Nothing more will be captured of these samples: compiled code runs compiled again."""
         self._uncompiled.stop()
 
-    def _begin(self, batch: int | None, *, verify: bool, collation: Collation | None) -> None:
+    def _begin(
+        self, membership: Membership | None, *, verify: bool, collation: Collation | None
+    ) -> None:
         self._is_capturing = self._is_paused = self._is_repeating = False
-        if batch is None:
+        if membership is None:
             self._weights.end()
-        self._is_out, batch = batch is not None, batch or 1
+        self._is_out = membership is not None
         self._call = None
         self._mode.frames.clear()
         self._tape.close()
         self._provenance.forget_dead()
         self._provenance.watch.begin()
         self._attributes.begin(looking=verify)
-        self._tape = self._make_tape(batch, verify=verify)
+        self._tape = self._make_tape(membership, verify=verify)
         self._tape.collation, self._tape.scale = collation, self.loss_scale
 
     @ignoring_autocast
@@ -247,11 +252,13 @@ class Capture:
             raise
         finally:
             self._switch_off()
-            self._begin(tape.batch, verify=tape.verify, collation=collation)
+            self._begin(tape.membership, verify=tape.verify, collation=collation)
 
     def _check_losses(self, losses: Tensor, scale: float = 1.0) -> None:
         """Refuse what cannot be back-propagated here; the call can be made again, rightly."""
-        check_losses(losses, self._tape.batch)
+        membership = self._tape.membership
+        noun = "sample" if membership.records == membership.samples else "record"
+        check_losses(losses, membership.records, noun)
         refuse_compiled_backward()
         check_scale(losses, scale * self._tape.scale)
         if not self._when():
@@ -282,7 +289,7 @@ class Capture:
         if tape.phase is not TapePhase.FORWARD:  # verification writes buffers, and puts them back
             self._provenance.watch.begin()
         if whole is not None and self._verifier.is_decisive:
-            self.on_verified(tape.batch)
+            self.on_verified(tape.membership.samples)
         return whole
 
     def _refuse_escaped(self) -> None:
@@ -301,7 +308,7 @@ class Capture:
         self, batch: int, *, verify: bool = False, collation: Collation | None = None
     ) -> None:
         """Begin one of several recordings, of which others were set aside before."""
-        self._begin(batch, verify=verify, collation=collation)
+        self._begin(Membership(batch), verify=verify, collation=collation)
 
     @ignoring_autocast
     def set_aside(self, losses: Tensor) -> Tape:
@@ -321,7 +328,7 @@ class Capture:
         for tensor in (tensor for call in tape.calls for tensor in call.arguments):
             tensor.grad = None  # what reentrant checkpointing left there
         tape.calls.clear()
-        self._tape = self._make_tape(1)
+        self._tape = self._make_tape()
         return tape
 
     @contextmanager
@@ -339,10 +346,24 @@ class Capture:
         finally:
             tape.close()
             self._switch_off()
-            self._tape = self._make_tape(1)
+            self._tape = self._make_tape()
 
-    def _make_tape(self, batch: int, *, verify: bool = False) -> Tape:
-        return Tape(self._layouts, self._provenance, batch, verify=verify)
+    def _make_tape(self, membership: Membership | None = None, *, verify: bool = False) -> Tape:
+        return Tape(self._layouts, self._provenance, membership or Membership(1), verify=verify)
+
+    @property
+    def records(self) -> int:
+        """How many are out: of samples that may consist of several."""
+        return self._tape.membership.records
+
+    def tell_owners(self) -> Tensor:
+        """Whose each of them is, to be handed to the model."""
+        if not self._is_out:
+            raise EngineStateError(
+                "no records are out: ask for their owners inside of 'for x, y in batch', before "
+                "engine.backward()."
+            )
+        return self._tape.membership.tell()
 
     def operations(self) -> dict[str, tuple[str, ...]]:
         """For every parameter the operations that used it since :meth:`begin`."""
@@ -465,7 +486,7 @@ class Capture:
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ended, or failed: then there is no output."""
         if output is None:
-            note_if_exhausted(sys.exception(), self._tape.batch)
+            note_if_exhausted(sys.exception(), self._tape.membership.records)
             self._world.explain(sys.exception())
         if self._is_paused:
             return
@@ -560,10 +581,10 @@ class Capture:
             random.restore()
 
     @contextmanager
-    def _recapture(self, batch: int) -> Iterator[Tape]:
+    def _recapture(self, membership: Membership) -> Iterator[Tape]:
         """What the model does in here is recorded on a tape of its own."""
         own = self._tape
-        self._tape = self._make_tape(batch)
+        self._tape = self._make_tape(membership)
         self._is_repeating = True
         try:
             yield self._tape
@@ -605,7 +626,7 @@ class Capture:
         kept = getattr(module, attribute)
         with self._repeating() as recapture:
             for call, value in product(tape.calls, (None, kept)):
-                with call.circumstances(), recapture(tape.batch):
+                with call.circumstances(), recapture(tape.membership):
                     setattr(module, attribute, value)
                     try:
                         outputs = parse_output(call.model(*call.args, **call.kwargs))

@@ -21,6 +21,7 @@ from quietgrad.errors import (
 )
 from quietgrad.factors.base import Factor, Stamp, Verdict, any_of, real_parts, send, verdict_of
 from quietgrad.factors.combined import combine
+from quietgrad.factors.membership import Membership
 
 if TYPE_CHECKING:
     from quietgrad.capture.call import Derived, Target, Use
@@ -121,14 +122,27 @@ class TapePhase(Enum):
 
 
 class Tape:
-    """Collects the uses of all managed parameters from the forward to the end of one backward."""
+    """Collects the uses of all managed parameters from the forward to the end of one backward.
+
+    Args:
+        layouts: what is known of operations.
+        provenance: what is known of tensors.
+        membership: of the records that the model is run on; each of them is in a row of its own.
+            Their losses are given one by one; that of a sample is the mean over its records.
+        verify: whether it is to be verified that samples are independent.
+    """
 
     def __init__(
-        self, layouts: LayoutTable, provenance: Provenance, batch: int, *, verify: bool
+        self,
+        layouts: LayoutTable,
+        provenance: Provenance,
+        membership: Membership,
+        *,
+        verify: bool,
     ) -> None:
         self.layouts, self.provenance = layouts, provenance
         self.token = torch.zeros((), requires_grad=True, device="cpu")
-        self.batch, self.verify = batch, verify
+        self.membership, self.batch, self.verify = membership, membership.batch, verify
         self.scale = 1.0  # of all losses, in every pass
         self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False
         self.phase = TapePhase.FORWARD
@@ -264,8 +278,11 @@ class Tape:
         return arrivals
 
     def scaled(self, seeds: Tensor) -> Tensor:
-        """What losses are to be multiplied by for these seeds of a probe."""
-        return seeds if self.scale == 1.0 else seeds * self.scale
+        """What the records' losses are to be multiplied by for these seeds of a pass."""
+        seeds = seeds if self.scale == 1.0 else seeds * self.scale
+        if self.membership.records == self.membership.samples:
+            return seeds
+        return seeds * send(self.membership.shares, seeds.device, seeds.dtype)
 
     def propagate(
         self,
@@ -292,7 +309,7 @@ class Tape:
     def collect(self, losses: Tensor, sink: Sink, scale: float) -> None:
         """The one real backward pass: factors go to ``sink`` as parameters become complete."""
         self.phase, self._sink = TapePhase.COLLECTING, sink
-        seeds = torch.full_like(losses, scale * self.scale)
+        seeds = self.scaled(torch.full_like(losses, scale))
         torch.autograd.backward(losses, seeds, inputs=self._ends())
         self._complete_all()
 
@@ -351,8 +368,15 @@ class Tape:
                 return None
         layout = self._layout(site, grad, left)
         return [
-            TargetFactor(use.target, use.make(layout, grad, *saved), is_owned) for use in site.uses
+            TargetFactor(use.target, self._make(use, layout, grad, saved), is_owned)
+            for use in site.uses
         ]
+
+    def _make(self, use: Use, layout: Layout, grad: Tensor, saved: tuple[Tensor, ...]) -> Factor:
+        """The factor of the samples; a layout may be that of their records."""
+        factor = use.make(layout, grad, *saved)
+        is_of_records = not self.membership.is_plain and layout.batch == self.batch
+        return factor.merged(self.membership) if is_of_records else factor
 
     def find_layout(self, arrival: Arrival) -> Layout | None:
         """Whose the rows of a gradient are; None if nobody knows, or it may be several ways."""
@@ -418,7 +442,9 @@ class Tape:
         self._done.update(names)
 
     def settled_layout(self, site: Site) -> Layout | None:
-        """Whose the rows of a site are, if it is known and by one dimension."""
+        """Whose the rows of a site are, if it is known, by one dimension, and one is a sample."""
+        if not self.membership.is_plain:
+            return None
         was_seen, left = self._known(site)
         is_settled = site.owners is None and was_seen and len(left) == 1 and self.batch > 1
         return left[0] if is_settled else None
@@ -453,7 +479,7 @@ class Tape:
         layout = self._layout(site, grad, left)
         self._refuse_late(site)
         for use in site.uses:
-            factor = use.make(layout, grad, *saved)
+            factor = self._make(use, layout, grad, saved)
             if self.verify:
                 factor.seal()
             for name in use.target.names:

@@ -20,12 +20,17 @@ from quietgrad.capture.choice import draw_below, split_samples
 from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
-from quietgrad.capture.independence import RecordedCall, check_independence, check_single
+from quietgrad.capture.independence import (
+    EarlierCall,
+    RecordedCall,
+    check_independence,
+    check_single,
+)
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
 from quietgrad.capture.repetition import FactorRecorder, Recapture
-from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
+from quietgrad.capture.samples import copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 from quietgrad.factors.base import Verdict, any_of, send, verdict_of
 
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from quietgrad.capture.layout import SiteKey
     from quietgrad.capture.owners import OwnedLayout
     from quietgrad.capture.tape import Arrival, Site, Tape
+    from quietgrad.factors.membership import Membership
 
 _CALLER = 9  # stack frames from a warning to the user's call of engine.backward
 
@@ -160,7 +166,7 @@ class Verifier:
         self._known: set[Any] = set()
         self._joined: set[int] = set()  # numbers of calls with rows of several samples
         self._has_warned = False
-        self._earlier: list[Arguments] = []  # of the calls in the last micro-batch of one sample
+        self._earlier: list[EarlierCall] = []  # those in the last micro-batch of one sample
         self._constants = ConstantArguments()
         self.needs_snapshots = False
         self.is_decisive = True  # a first sample alone cannot be compared with another one
@@ -213,11 +219,11 @@ class Verifier:
             _settle_layouts(tape, losses)
             return None
         if tape.batch == 1:
-            arguments = [(call.args, call.kwargs) for call in tape.calls]
+            calls = [((call.args, call.kwargs), tape.membership) for call in tape.calls]
             whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
             if whole is not None:
                 self._examine(tape, losses, whole, is_new=False)
-            self.is_decisive, self._earlier = bool(self._earlier), arguments
+            self.is_decisive, self._earlier = bool(self._earlier), calls
             return whole
         if tape.verify or kind not in self._known or tape.is_unsettled():
             whole, self.is_decisive = probe_layouts(tape, losses), True
@@ -257,7 +263,7 @@ class Verifier:
                     call,
                     recorder.factors,
                     recapture,
-                    tape.batch,
+                    tape.membership,
                     is_bypassed,
                     find_shared,
                     has_owned_rows,
@@ -272,8 +278,7 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
-        if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
-            check_targets(tape.calls, tape.collation, is_first=is_first)
+        _check_targets(tape, is_new=is_new, is_first=is_first)
         self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
@@ -292,6 +297,12 @@ class Verifier:
                 "verified, and would void the guarantee.",
                 stacklevel=_CALLER,
             )
+
+
+def _check_targets(tape: Tape, *, is_new: bool, is_first: bool) -> None:
+    """Refuse labels that were collated across samples, where that is looked for."""
+    if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
+        check_targets(tape.calls, tape.collation, is_first=is_first)
 
 
 def _find_option(tape: Tape) -> str:
@@ -329,7 +340,7 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     """
     whole = tape.probe(losses, _ask_all(losses))
     if _scale_by_powers(tape, losses, whole):
-        settle = _ask_broken(whole)
+        settle = _ask_broken(tape, whole)
         _refuse_reordered(tape)
         settle(losses.detach())
     else:
@@ -341,7 +352,7 @@ def probe_layouts(tape: Tape, losses: Tensor) -> list[Arrival]:
     return whole
 
 
-def _ask_broken(whole: Sequence[Arrival]) -> Callable[[Tensor], None]:
+def _ask_broken(tape: Tape, whole: Sequence[Arrival]) -> Callable[[Tensor], None]:
     """Finds rows that are not finite, and have no owner for that reason, to settle them."""
     owned = [(each.site, each.site.owners, each) for each in whole if each.site.owners is not None]
     asked = [
@@ -349,14 +360,16 @@ def _ask_broken(whole: Sequence[Arrival]) -> Callable[[Tensor], None]:
         for site, owners, each in owned
         if owners is not None
     ]
-    return partial(_settle_broken, asked)
+    return partial(_settle_broken, tape.membership, asked)
 
 
 def _settle_broken(
-    asked: Sequence[tuple[Site, OwnedLayout, Verdict, Tensor]], losses: Tensor
+    membership: Membership,
+    asked: Sequence[tuple[Site, OwnedLayout, Verdict, Tensor]],
+    losses: Tensor,
 ) -> None:
     """They are those of broken losses."""
-    is_broken = ~losses.isfinite()
+    is_broken = membership.any(~losses.isfinite())
     for site, owners, has_unowned, grad in asked:
         if not has_unowned:
             continue
@@ -375,7 +388,7 @@ def _refuse_reordered(tape: Tape) -> None:
     if not tape.has_owned_rows():
         return
     asked = [
-        (call, any_of(is_reordered(output, tape.batch) for output in call.outputs))
+        (call, any_of(is_reordered(output, tape.membership) for output in call.outputs))
         for call in tape.calls
     ]
     for call, is_other in asked:
@@ -395,24 +408,25 @@ def _scale_by_powers(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> bo
         gradient = tape.scaled(send(probe.seeds, losses.device))
         tape.propagate([losses], [gradient], observe, probe=probe)
 
+    membership = tape.membership
     if not tape.selects_rows:
-        return read_powers(tape.layouts, tape.batch, whole, run)
-    broken = ~losses.detach().isfinite()
+        return read_powers(tape.layouts, membership, whole, run)
+    broken = membership.spread(membership.any(~losses.detach().isfinite()))
     are_broken = verdict_of(broken.any())
     if are_broken is not True:
-        holds = read_powers(tape.layouts, tape.batch, whole, run)
+        holds = read_powers(tape.layouts, membership, whole, run)
         if not are_broken:
             return holds
         for site, *_ in whole:
             site.owners = None
-    return read_powers(tape.layouts, tape.batch, whole, run, broken=broken)
+    return read_powers(tape.layouts, membership, whole, run, broken=broken)
 
 
 def _leave_out_halves(tape: Tape, losses: Tensor, whole: Sequence[Arrival]) -> None:
     total = _project_all(whole)
-    for halves in split_samples(tape.batch):
+    for halves in split_samples(tape.membership.samples):
         parts = []
-        for half in halves:
+        for half in map(tape.membership.spread, halves):
             arrivals = tape.probe(losses, Probe(half.to(losses.dtype)))
             _refuse_mixing(tape, arrivals, half)
             parts.append(_project_all(arrivals))

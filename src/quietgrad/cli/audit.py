@@ -91,6 +91,11 @@ def audit(
         chosen = asked.resolved()
         if chosen.settings.inner_steps is not None:
             raise ValueError("--inner-steps: audits do not support inner momentum. Leave it out")
+        if chosen.unit is not None:
+            raise ValueError(
+                f"{chosen.name} protects each {chosen.unit} with all records, and an audit plants"
+                " single ones: it would test another claim. Audit a recipe without units"
+            )
         with errors_of_recipe(chosen), announced("Loading the data"):
             split = chosen.split(asked.places)
         held_out = len(cast(Sized, split.test))

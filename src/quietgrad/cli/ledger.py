@@ -83,6 +83,7 @@ class _Spent:
         found: dict[str, Any] = {
             "id": book.id,
             "adjacency": book.adjacency,
+            **({} if book.unit is None else {"unit": book.unit.to_dict()}),
             "steps": book.steps,
             "events": [event.to_dict() for event in book.events],
             "delta": self.delta,
@@ -114,6 +115,11 @@ class _Spent:
             console.print("Steps had fast noise, which is not cryptographic.")
         stated = "no delta stated" if self.delta is None else f"delta {self.delta:g}"
         console.print(f"{book.steps:,} steps in all, adjacency {book.adjacency}, {stated}")
+        if book.unit is not None:
+            console.print(
+                f"The unit of privacy is one {book.unit.name} with all records; at most"
+                f" {book.unit.records:,} of them take part in a step"
+            )
         worth = "NOT a guarantee: seeded" if self.is_seeded else "upper bound"
         for delta, spent in self.epsilons.items():
             at = f" at delta {delta:g}" if self.delta is None else ""

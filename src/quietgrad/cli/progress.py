@@ -149,9 +149,10 @@ class TrainingDisplay(Display):
         self.update(line, status=self._status())
 
     def _status(self) -> str:
-        samples = self._taken * self._settings.batch_size
-        pace = samples / (time.perf_counter() - self._started)
-        return f"{self._scores}  {pace:,.0f} samples/s"
+        pace = self._taken / (time.perf_counter() - self._started)
+        if self._settings.records_per_unit is not None:  # of which there may be any number
+            return f"{self._scores}  {pace:,.1f} steps/s"
+        return f"{self._scores}  {pace * self._settings.batch_size:,.0f} samples/s"
 
     def _time_left(self) -> str:
         if self._planned is None or (left := self._planned - self._taken) <= 0:

@@ -143,6 +143,9 @@ _SETTINGS = (
     click.option(
         "--physical-batch-size", type=int, help="Largest number of samples in memory at once."
     ),
+    click.option(
+        "--records-per-unit", type=int, help="Most records of a unit in a step, if it has several."
+    ),
     click.option("--lr", "learning_rate", type=float, help="Learning rate."),
     click.option("--optimizer", help=one_of("Optimizer", OPTIMIZERS)),
     click.option("--momentum", type=float, help="Momentum of SGD, applied after the noise."),

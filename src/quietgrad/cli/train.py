@@ -48,7 +48,13 @@ from quietgrad.cli.request import (
 )
 from quietgrad.distributed.world import World
 from quietgrad.recipes.recipe import Recipe, Split
-from quietgrad.recipes.training import EpochReport, Outcome, train_ordinary, train_private
+from quietgrad.recipes.training import (
+    EpochReport,
+    Outcome,
+    ordinary_steps,
+    train_ordinary,
+    train_private,
+)
 from quietgrad.report.assess import statement_of_folder
 from quietgrad.report.page import default_place, require_not_worse, write
 from quietgrad.runs.folder import EventWriter
@@ -196,7 +202,7 @@ def _train(
     folder.save_model(model)
     ordinary = None
     if baseline:
-        steps = recipe.settings.epochs * engine.steps_per_epoch
+        steps = ordinary_steps(recipe.settings, split)
         with TrainingDisplay(console, "non-private", recipe, steps) as display:
             ordinary = train_ordinary(
                 recipe,
@@ -281,10 +287,14 @@ class TrainingSummary:
         settings, engine = self.recipe.settings, self.engine
         spent = f"{printed(engine.epsilon(), up=self.is_guarantee)} of {settings.epsilon:g}"
         groups = counted(len(engine.groups), "group")
+        kind = engine.ledger.unit
+        most = "" if kind is None else f"{kind.name}, at most {kind.records:,} records in a step"
+        unit = {"unit of privacy": most} if most else {}
         columns["private"] |= {
             "epsilon spent": spent + ("" if self.is_guarantee else " (NOT a guarantee)"),
             "delta": f"{settings.delta:g}",
             "adjacency": engine.ledger.adjacency,
+            **unit,
             "sampling": settings.sampling,
             "noise": engine.noise,
             "noise multiplier": f"{engine.noise_multiplier:.3f} (by {settings.accountant})",

@@ -8,7 +8,14 @@ do so for weights. Files are parsed: nothing in them is run.
 from quietgrad.data.cache import cached_file, fetch
 from quietgrad.data.datasets import load
 from quietgrad.data.pretrained import pretrained_folder, pretrained_weights
-from quietgrad.data.records import ImageData, PairData, RawText, TableData, TextData
+from quietgrad.data.records import (
+    ImageData,
+    PairData,
+    RatingData,
+    RawText,
+    TableData,
+    TextData,
+)
 from quietgrad.data.sources import FOLDERS, SOURCES, FolderOnly, Source
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "FolderOnly",
     "ImageData",
     "PairData",
+    "RatingData",
     "RawText",
     "Source",
     "TableData",

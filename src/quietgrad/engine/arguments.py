@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim import LBFGS, Optimizer
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from quietgrad._checks import require_callable, require_count, require_delta, wrong_type
 from quietgrad._format import describe_options
@@ -22,15 +22,19 @@ from quietgrad.accounting.events import (
     Adjacency,
     GaussianEvent,
     Participation,
+    Unit,
     releases,
 )
-from quietgrad.accounting.ledger import Ledger
+from quietgrad.accounting.ledger import Ledger, describe_unit
 from quietgrad.clipping import Clipping
 from quietgrad.distributed.world import World
 from quietgrad.errors import DistributedTrainingError, IntegrationError
 from quietgrad.grouping.base import Group
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter
+from quietgrad.sampling.samplers import Draws, Sampler, bind_to_public_size, population
+from quietgrad.sampling.samplers import resolve as resolve_sampler
+from quietgrad.sampling.units import Ids, Units
 
 if TYPE_CHECKING:
     from quietgrad.engine.checkpoint import TrainingState
@@ -38,13 +42,15 @@ if TYPE_CHECKING:
 _CALLER = 4  # stack frames from a warning to the user's call of PrivacyEngine
 
 
-def check_delta(delta: float, size: int) -> float:
+def check_delta(delta: float, size: int, unit: Unit | None = None) -> float:
     """A probability, with a warning if it is too large to mean anything."""
     delta = require_delta("delta", delta)
     if delta >= 1 / size:
+        one = "sample" if unit is None else unit.name
+        many = "" if unit is None else f", for {size:,} {unit.plural}"
         warnings.warn(
-            f"delta={delta:g} is not below 1/n = {1 / size:.2g}: publishing one random sample in "
-            "full would keep such a guarantee. Choose delta well below 1/n.",
+            f"delta={delta:g} is not below 1/n = {1 / size:.2g}{many}: publishing one random {one} "
+            "in full would keep such a guarantee. Choose delta well below 1/n.",
             stacklevel=_CALLER - 1,
         )
     return delta
@@ -60,6 +66,77 @@ def check_length(epochs: int | None, steps: int | None, steps_per_epoch: int) ->
     if steps is not None:
         return require_count("steps", steps, at_least=1)
     return None if epochs is None else require_count("epochs", epochs, at_least=1) * steps_per_epoch
+
+
+class Protected(NamedTuple):
+    """What is sampled and protected, and how many of it there are.
+
+    Attributes:
+        units: of several records, if it is not single ones.
+        unit: how ledger and report call them.
+        population: the number that is drawn from.
+        size: a public number, from which rates and steps follow.
+        is_secret: whether the number itself is not to be known.
+    """
+
+    units: Units | None
+    unit: Unit | None
+    population: int
+    size: int
+    is_secret: bool
+
+    @property
+    def noun(self) -> str:
+        """What several are called."""
+        return "samples" if self.unit is None else self.unit.plural
+
+    def draws(self, sampling: str | Sampler, batch_size: int) -> Draws:
+        """How batches of them are drawn."""
+        sampler = resolve_sampler(sampling)
+        if not self.is_secret:
+            return sampler.bind(self.population, batch_size)
+        return bind_to_public_size(sampler, self.population, batch_size, self.size)
+
+
+def check_protected(
+    dataset: Dataset[Any],
+    units: Ids | None,
+    records_per_unit: int | None,
+    unit: str | None,
+    public_size: int | None,
+) -> Protected:
+    """Who is protected, records or units of several, and how many of them are known of."""
+    count = population(dataset)
+    if units is None:
+        for name, value in (("records_per_unit", records_per_unit), ("unit", unit)):
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value!r} is given without units=: expected the id of the unit that "
+                    "each record belongs to, such as units=table['patient']"
+                )
+        found, named = None, None
+    else:
+        if records_per_unit is None:
+            raise ValueError(
+                "units= needs records_per_unit=: how many records of a unit take part at most each "
+                "time it is drawn, such as 10. More take more time, and no more privacy"
+            )
+        found = Units(units, count, records_per_unit)
+        named = Unit("unit" if unit is None else unit, found.most)
+        count = len(found)
+    if public_size is None:
+        return Protected(found, named, count, count, is_secret=False)
+    size = require_count("public_size", public_size, at_least=1)
+    return Protected(found, named, count, size, is_secret=True)
+
+
+def require_one_more_or_less(adjacency: Adjacency) -> None:
+    """Refuse neighbours that are as many where their number is to stay secret."""
+    if adjacency != ADD_REMOVE:
+        raise ValueError(
+            f"public_size= is given with adjacency={adjacency!r}, which compares data sets of the "
+            f"same size, so that the size is not protected: expected {ADD_REMOVE!r}"
+        )
 
 
 def check_accountant(name: str) -> str:
@@ -211,7 +288,10 @@ def check_momentum(momentum: Any, optimizer: Optimizer) -> InnerOuter:
 
 
 def open_ledger(
-    ledger: Ledger | str | Path | None, adjacency: Adjacency | None, sampling: Participation
+    ledger: Ledger | str | Path | None,
+    adjacency: Adjacency | None,
+    sampling: Participation,
+    unit: Unit | None,
 ) -> Ledger:
     """The ledger to record in, once it is clear that it can promise anything for this sampling.
 
@@ -222,9 +302,15 @@ def open_ledger(
         raise wrong_type("ledger", ledger, "a quietgrad.accounting.Ledger, a path, or None")
     if not isinstance(ledger, Ledger):
         ledger = (
-            Ledger(adjacency=adjacency or ADD_REMOVE)
+            Ledger(adjacency=adjacency or ADD_REMOVE, unit=unit)
             if ledger is None or not Path(ledger).exists()
             else Ledger.open(ledger, adjacency=adjacency)
+        )
+    if ledger.unit != unit:
+        raise ValueError(
+            f"the ledger is about {describe_unit(ledger.unit)}, and this engine about "
+            f"{describe_unit(unit)}: what the two spend cannot be added up. Expected the same "
+            "units=, unit= and records_per_unit=, or a ledger of its own"
         )
     if adjacency not in (None, ledger.adjacency):
         raise ValueError(
@@ -240,15 +326,16 @@ def open_common_ledger(
     ledger: Ledger | str | Path | None,
     adjacency: Adjacency | None,
     sampling: Participation,
+    unit: Unit | None,
 ) -> Ledger:
     """Rank 0's ledger, which alone may have a file; other ranks have a copy in memory."""
     if world.size == 1:
-        return open_ledger(ledger, adjacency, sampling)
+        return open_ledger(ledger, adjacency, sampling, unit)
     own: Ledger | None = None
 
     def begin() -> tuple[dict[str, Any], str]:
         nonlocal own
-        own = open_ledger(ledger, adjacency, sampling)
+        own = open_ledger(ledger, adjacency, sampling, unit)
         return own.to_dict(), own.session
 
     content, session = world.lead(begin)
@@ -258,8 +345,16 @@ def open_common_ledger(
     return own
 
 
-def check_world(world: World, diagnostics: object, momentum: object, compile: object) -> None:
+def check_world(
+    world: World, diagnostics: object, momentum: object, compile: object, units: object
+) -> None:
     """Refuse what works in one process only, or with whole weights on every rank."""
+    if world.has_collectives and units is not None:
+        raise DistributedTrainingError(
+            "units= is given, and the model is sharded",
+            "Train with whole copies of the model on every rank, or in one process.",
+            "all ranks run as many micro-batches, and whole units fill them differently",
+        )
     if world.has_collectives and compile:
         raise DistributedTrainingError(
             "compile= is given, and the model is sharded",
@@ -280,9 +375,12 @@ def check_world(world: World, diagnostics: object, momentum: object, compile: ob
         )
 
 
-def check_pipeline(example: object, radius: object, momentum: object, compile: object) -> None:
+def check_pipeline(
+    example: object, radius: object, momentum: object, compile: object, units: object
+) -> None:
     """Refuse what would have to know all stages of a pipeline, or run a stage by itself."""
     given = {
+        "units=": units is not None,
         "example=": example is not None,
         "radius=AdaptiveRadius()": isinstance(radius, AdaptiveRadius),
         "momentum=InnerOuter()": momentum is not None,
@@ -360,6 +458,10 @@ def disclose_settings(
         diagnostics: whether raw gradients are measured.
     """
     given, budget = dict(state.settings), state.budget
+    # What is as ever is left out: other versions wrote no such thing.
+    is_secret = given.pop("public_size") is not None
+    if given["unit"] is None:
+        del given["unit"]
     size, target, batch_size = given.pop("dataset size"), given.pop("epsilon"), given["batch_size"]
     return {
         "format": _FORMAT,
@@ -369,6 +471,7 @@ def disclose_settings(
         "target_epsilon": target,
         "dataset": _kind_of(state.loader.dataset),
         "dataset_size": size,
+        **({"size_is_secret": True} if is_secret else {}),
         "sample_rate": batch_size / size,
         "normalizer": batch_size,
         "model": type(state.model).__name__,

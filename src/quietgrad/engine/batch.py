@@ -23,8 +23,10 @@ from quietgrad.errors import (
     TrainableSetError,
     UnsupportedOperationError,
 )
+from quietgrad.factors.membership import Membership
 from quietgrad.reduction import ClippedReducer, Sums
 from quietgrad.sampling.loader import Idle
+from quietgrad.sampling.units import UnitRecords
 
 if TYPE_CHECKING:
     from quietgrad.capture.session import Capture
@@ -495,10 +497,12 @@ class BatchIterator:
 
     def _begin(self, indices: list[int], content: Any, *, is_first: bool) -> None:
         """A micro-batch is about to be handed out."""
-        is_due = not isinstance(indices, Idle) and self._is_verification_due(len(indices))
+        counts = indices.counts if isinstance(indices, UnitRecords) else len(indices)
+        membership = Membership(counts)
+        is_due = not isinstance(indices, Idle) and self._is_verification_due(membership.samples)
         self._watch_weights(is_first=is_first, is_due=is_due)
-        collation = self._collation(indices, content) if is_due else None
-        self._capture.begin(len(indices), verify=is_due, collation=collation)
+        collation = self._collation(indices, content, membership) if is_due else None
+        self._capture.begin(membership, verify=is_due, collation=collation)
 
     def _watch_weights(self, *, is_first: bool, is_due: bool) -> None:
         # What goes around torch's count of writes (.data, numpy) may be put back before the
@@ -514,12 +518,18 @@ class BatchIterator:
         trained = self._capture.parameters.trainable().values()
         return all(parameter.device.type == "cpu" for parameter in trained)
 
-    def _collation(self, indices: Sequence[int], content: Any) -> Collation | None:
-        """How the micro-batch was collated, if not by torch's default, which pads nothing."""
-        loader = self._state.loader
-        if loader.collate_fn is None:
+    def _collation(
+        self, indices: Sequence[int], content: Any, membership: Membership | None = None
+    ) -> Collation | None:
+        """How the micro-batch was made, if it matters: torch's default pads nothing.
+
+        But records of units must stay in their places.
+        """
+        loader, membership = self._state.loader, membership or Membership(len(indices))
+        if loader.collate_fn is None and membership.is_plain:
             return None
-        return Collation(content, indices, loader.dataset.__getitem__, loader.collate_fn)
+        load, collate = loader.dataset.__getitem__, loader.collate_fn
+        return Collation(content, indices, load, collate, membership)
 
     def _is_verification_due(self, samples: int) -> bool:
         is_due = self._schedule.is_due(samples)

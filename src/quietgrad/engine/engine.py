@@ -38,12 +38,14 @@ from quietgrad.engine.arguments import (
     check_optimizer,
     check_pinning,
     check_pipeline,
+    check_protected,
     check_seed,
     check_world,
     describe_settings,
     disclose_settings,
     open_common_ledger,
     require_accountable,
+    require_one_more_or_less,
 )
 from quietgrad.engine.batch import (
     BatchAccumulator,
@@ -76,8 +78,8 @@ from quietgrad.methods.inner_outer import InnerOuter, Losses, Momentum
 from quietgrad.noise import resolve as resolve_noise
 from quietgrad.reduction import ClippedReducer, Sums
 from quietgrad.sampling.loader import BatchLoader, LogicalBatch
-from quietgrad.sampling.samplers import Sampler, population, require_batch_size
-from quietgrad.sampling.samplers import resolve as resolve_sampler
+from quietgrad.sampling.samplers import Sampler, require_batch_size
+from quietgrad.sampling.units import Ids
 from quietgrad.strategies import Evaluator, Kernel, Strategy, Timings
 
 if TYPE_CHECKING:
@@ -103,6 +105,17 @@ class PrivacyEngine:
         model: Any module. Parameters with ``requires_grad`` are trained.
         optimizer: Any torch optimizer over exactly those parameters.
         dataset: A map-style data set; one element is the unit of privacy.
+        units: The id of the person, say, that each record belongs to, in the order of ``dataset``:
+            numbers or strings. Then the unit of privacy is a person with all records: people are
+            drawn instead of records, and ``batch_size``, ``delta`` and ``sampling`` are about them.
+            :meth:`backward` takes one loss for each record as ever; the mean loss of a person's
+            records is clipped once.
+        records_per_unit: How many records of a unit take part at most each time it is drawn, chosen
+            at random. It bounds time and not privacy.
+        unit: What a unit is called in ledger and report, such as ``"patient"``.
+        public_size: A public number near that of the records, or of the units, if the number itself
+            is not to be known: sampling rate and steps follow from it, and the engine discloses no
+            other. For Poisson sampling and adding or removing one.
         batch_size: Expected number of samples per step; also the constant the sum is divided by.
         epochs: Number of passes planned; with ``epsilon`` it fixes how many steps there can be.
         steps: Number of steps planned, instead of passes. The last pass ends with the last of them;
@@ -137,7 +150,8 @@ class PrivacyEngine:
             that of a micro-batch of the schedule.
         momentum: Inner-outer momentum (``qg.InnerOuter()``): the gradients of a sample at the last
             weights are added up before they are clipped. :meth:`backward` then takes a function.
-        physical_batch_size: Largest number of samples to run through the model at once.
+        physical_batch_size: Largest number of samples, or of records of units, to run through the
+            model at once. A unit is never split.
         loss_scale: A power of two, chosen without looking at the data, by which losses are
             multiplied in the backward pass, so that small gradients do not vanish in float16. It is
             divided out in float32 before clipping: radii, norms and noise are as without it.
@@ -198,6 +212,10 @@ class PrivacyEngine:
         num_workers: int = 0,
         pin_memory: bool = False,
         lengths: Sequence[int] | Tensor | None = None,
+        units: Ids | None = None,
+        records_per_unit: int | None = None,
+        unit: str | None = None,
+        public_size: int | None = None,
         verification: Frequency = "default",
         compile: bool | str = False,
         seed: int | None = None,
@@ -214,13 +232,14 @@ class PrivacyEngine:
         optimizer = check_optimizer(optimizer)
         schedule = Schedule(verification, world.common_choices())
         check_functions(noise_schedule, collate_fn, diagnostics)
-        check_world(world, diagnostics, momentum, compile)
+        check_world(world, diagnostics, momentum, compile, units)
         if stages is not None:
-            check_pipeline(example, radius, momentum, compile)
+            check_pipeline(example, radius, momentum, compile, units)
             physical_batch_size = stages.round_size
-        self._population = population(dataset)
-        self._batch_size = require_batch_size(batch_size, self._population)
-        self._delta = check_delta(delta, self._population)
+        protected = check_protected(dataset, units, records_per_unit, unit, public_size)
+        self._population = protected.size
+        self._batch_size = require_batch_size(batch_size, self._population, protected.noun)
+        self._delta = check_delta(delta, self._population, protected.unit)
         self._accountant = check_accountant(accountant)
         self._clipping = clippings.resolve(clipping)
         self._noise = resolve_noise(noise, world.own_seed(check_seed(seed)))
@@ -237,10 +256,11 @@ class PrivacyEngine:
         Evaluator(*self._evaluator_options)
         # What is fastest today may not be tomorrow: a run that is to be repeated goes by formulas.
         self._timings = Timings[Kernel]() if seed is None else None
-        draws = resolve_sampler(sampling).bind(self._population, self._batch_size)
+        draws = protected.draws(sampling, self._batch_size)
         loader = BatchLoader(
             dataset,
             draws,
+            units=protected.units,
             physical_batch_size=physical_batch_size,
             collate_fn=collate_fn,
             num_workers=num_workers,
@@ -256,7 +276,11 @@ class PrivacyEngine:
         self._data_name = data_name
         if data_name is not None:
             require_dataset("data_name", data_name)
-        self._ledger = open_common_ledger(world, ledger, adjacency, draws.accounting)
+        self._ledger = open_common_ledger(
+            world, ledger, adjacency, draws.accounting, protected.unit
+        )
+        if protected.is_secret:
+            require_one_more_or_less(self._ledger.adjacency)
         require_accountable(accountant, draws.accounting, self._ledger.adjacency)
         self._budget = Budget(
             self._ledger,
@@ -287,6 +311,8 @@ class PrivacyEngine:
             noise_schedule=self._budget.schedule,
             batch_size=self._batch_size,
             **{"dataset size": self._population},
+            public_size=protected.size if protected.is_secret else None,
+            unit=None if protected.unit is None else protected.unit.to_dict(),
             delta=self._delta,
             accountant=accountant,
             adjacency=self._ledger.adjacency,
@@ -405,7 +431,7 @@ class PrivacyEngine:
                 sink = _NoSink() if self._batch.is_idle else sink
                 with (
                     self._violations.watched(),
-                    explain_memory_errors(size),
+                    explain_memory_errors(self._capture.records),
                     self._world.together(reducer),
                 ):
                     self._capture.begin_backward()
@@ -547,6 +573,15 @@ class PrivacyEngine:
     def batch_size(self) -> int:
         """Expected number of samples per step, and the constant sums are divided by."""
         return self._batch_size
+
+    @property
+    def record_owners(self) -> Tensor:
+        """Of each record of the current micro-batch, the number of its unit in it, from 0.
+
+        For a model or a loss that combines the records of a unit. It is private: hand it to the
+        model as it is, and nowhere else.
+        """
+        return self._capture.tell_owners()
 
     @property
     def ranks(self) -> int:

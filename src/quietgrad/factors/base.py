@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from quietgrad.factors.membership import Membership
 
 # Errors of a sum, in units of epsilon times the magnitude of its parts; and the share of that
 # magnitude below which a norm is small enough for them to matter.
@@ -402,6 +405,10 @@ class Factor(ABC):
         """The factor of some samples only, given as a slice or as an index tensor."""
 
     @abstractmethod
+    def merged(self, membership: Membership) -> Factor:
+        """The factor of samples of which these are the records: their gradients add up."""
+
+    @abstractmethod
     def scaled(self, scales: Tensor) -> Factor:
         """The factor of every sample's gradient times its number in ``scales[B]``."""
 
@@ -521,6 +528,9 @@ class TensorFactor(Factor):
 
     def select(self, samples: slice | Tensor) -> Self:
         return self._with(lambda tensor: tensor[samples])
+
+    def merged(self, membership: Membership) -> Self:
+        return self._with(membership.collect)
 
     def widened(self) -> Iterator[tuple[slice, Self]]:
         """Which samples, and their factor in float32: all of them, if it is so already."""
@@ -770,6 +780,9 @@ class Dense(TensorFactor):
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Dense:
         return Dense(change(self.grads))
+
+    def merged(self, membership: Membership) -> Dense:
+        return Dense(membership.sum(self.grads))
 
     def scaled(self, scales: Tensor) -> Dense:
         return Dense(scale_samples(self.grads, scales))

@@ -22,6 +22,7 @@ from quietgrad.factors.base import (
 )
 from quietgrad.factors.conv import Conv
 from quietgrad.factors.gather import Gather
+from quietgrad.factors.membership import Membership
 from quietgrad.factors.outer import Outer
 from quietgrad.factors.pullback import Pulled, disjoint
 from quietgrad.factors.routed import Routed
@@ -74,6 +75,9 @@ class Combined(Factor):
 
     def select(self, samples: slice | Tensor) -> Combined:
         return Combined([part.select(samples) for part in self.parts])
+
+    def merged(self, membership: Membership) -> Combined:
+        return Combined([part.merged(membership) for part in self.parts])
 
     def scaled(self, scales: Tensor) -> Combined:
         return Combined([part.scaled(scales) for part in self.parts])

@@ -20,6 +20,7 @@ from quietgrad.factors.base import (
     is_true,
     to_float32,
 )
+from quietgrad.factors.membership import Membership
 
 _SAMPLES_PER_CALL = 64
 _ROUNDING = 1e-3
@@ -134,6 +135,9 @@ class Pulled(Factor):
 
     def select(self, samples: slice | Tensor) -> Pulled:
         return Pulled(self.inner.select(samples), self.pullback)
+
+    def merged(self, membership: Membership) -> Pulled:
+        return Pulled(self.inner.merged(membership), self.pullback)
 
     def scaled(self, scales: Tensor) -> Pulled:
         return Pulled(self.inner.scaled(scales), self.pullback)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Subset
 
+from quietgrad.engine.arguments import Protected, check_protected
 from quietgrad.errors import IntegrationError
 
 Verdict = Literal["works", "in part", "harmless", "refused"]
@@ -47,6 +48,18 @@ def attribute(name: str, *harmless: Any) -> Callable[[Any], str | None]:
         return None if is_harmless else f"{name}={value!r}"
 
     return used
+
+
+def steps_per_pass(dataset: Any, batch_size: int, options: Mapping[str, Any]) -> int:
+    """Steps of a pass over the data by an engine with these options."""
+    protected = drawn_from(dataset, options)
+    return protected.draws(options.get("sampling", "poisson"), batch_size).length
+
+
+def drawn_from(dataset: Any, options: Mapping[str, Any]) -> Protected:
+    """What an engine with these options draws: elements of the data set, or units of several."""
+    names = ("units", "records_per_unit", "unit", "public_size")
+    return check_protected(dataset, *map(options.get, names))
 
 
 def refuse_arguments(owner: Any, kind: type, known: Mapping[str, Argument]) -> None:

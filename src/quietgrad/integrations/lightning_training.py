@@ -24,7 +24,7 @@ from quietgrad.errors import (
     IntegrationError,
     MissingExtraError,
 )
-from quietgrad.integrations.common import shares_samples
+from quietgrad.integrations.common import shares_samples, steps_per_pass
 from quietgrad.integrations.lightning_checks import (
     EPSILON,
     LoaderSource,
@@ -34,7 +34,6 @@ from quietgrad.integrations.lightning_checks import (
     read_loader,
 )
 from quietgrad.integrations.lightning_ranks import Ranks
-from quietgrad.sampling.samplers import resolve
 
 _KEY = "quietgrad"
 _LOADER, _TRAINER, _LOOP = (
@@ -203,8 +202,7 @@ class PrivateTraining(Ranks):
         return StepLoader(self, self._steps_per_pass(source))
 
     def _steps_per_pass(self, source: LoaderSource) -> int:
-        sampler = resolve(self._options.get("sampling", "poisson"))
-        return sampler.bind(len(source.dataset), source.batch_size).length  # type: ignore[arg-type]
+        return steps_per_pass(source.dataset, source.batch_size, self._options)
 
     def _make_engine(self, trainer: Any, source: LoaderSource, optimizer: Any) -> PrivacyEngine:
         options = dict(self._options)

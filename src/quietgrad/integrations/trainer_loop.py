@@ -30,7 +30,7 @@ class TrainerLoader:
 
     Args:
         engine: draws the batches.
-        dataset: from which they are drawn.
+        dataset: from which they are drawn, or as many.
     """
 
     def __init__(self, engine: PrivacyEngine, dataset: Any) -> None:

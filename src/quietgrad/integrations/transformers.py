@@ -38,7 +38,7 @@ from quietgrad.errors import (
     MemoryExhaustedError,
     MissingExtraError,
 )
-from quietgrad.integrations.common import shares_samples
+from quietgrad.integrations.common import drawn_from, shares_samples, steps_per_pass
 from quietgrad.integrations.losses import (
     PerSampleLoss,
     base_model,
@@ -46,7 +46,6 @@ from quietgrad.integrations.losses import (
     default_loss,
 )
 from quietgrad.integrations.training_arguments import check_arguments
-from quietgrad.sampling.samplers import resolve as resolve_sampler
 
 try:
     from transformers import Seq2SeqTrainer, Trainer
@@ -250,7 +249,10 @@ class PrivateTrainerMixin(_Base):
             raise IntegrationError("training needs a data set: pass train_dataset=.")
         dataset, collate = self._dataset_and_collator()
         self._make_engine(self._trained_model(), dataset, collate)
-        return TrainerLoader(self.engine, dataset)
+        drawn = drawn_from(dataset, self._engine_options)
+        # The Trainer logs how many there are: of units, and of what is secret, the public number.
+        is_own = drawn.units is None and not drawn.is_secret
+        return TrainerLoader(self.engine, dataset if is_own else range(drawn.size))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
@@ -364,10 +366,10 @@ class PrivateTrainerMixin(_Base):
             self._inner_optimizer,
             dataset,
             batch_size=batch_size,
-            physical_batch_size=min(batch_size, self.args.per_device_train_batch_size),
+            physical_batch_size=self._count_rows(batch_size),
             epsilon=self._epsilon,
             delta=self._delta,
-            epochs=self._count_epochs(len(dataset), batch_size),
+            epochs=self._count_epochs(dataset, batch_size),
             ledger=ledger,
             collate_fn=collate,
             num_workers=self.args.dataloader_num_workers,
@@ -376,11 +378,16 @@ class PrivateTrainerMixin(_Base):
         )
         self.optimizer = EngineOptimizer(self._engine, self._inner_optimizer)
 
-    def _count_epochs(self, samples: int, batch_size: int) -> int:
+    def _count_rows(self, batch_size: int) -> int:
+        """How many rows run through the model at once; of units, these are records."""
+        most: int = self.args.per_device_train_batch_size
+        return most if "units" in self._engine_options else min(batch_size, most)
+
+    def _count_epochs(self, dataset: Any, batch_size: int) -> int:
         if self.args.max_steps <= 0:
             return math.ceil(self.args.num_train_epochs)
-        sampler = resolve_sampler(self._engine_options.get("sampling", "poisson"))
-        return math.ceil(self.args.max_steps / sampler.bind(samples, batch_size).length)
+        length = steps_per_pass(dataset, batch_size, self._engine_options)
+        return math.ceil(self.args.max_steps / length)
 
     def _dataset_and_collator(self) -> tuple[Any, Any]:
         """Without the columns that the model does not take, as the Trainer has it."""

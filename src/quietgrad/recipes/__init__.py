@@ -26,6 +26,8 @@ _MODULES = {
     "mnli": "text",
     "e2e": "generation",
     "adult": "adult",
+    "movielens": "movielens",
+    "movielens-records": "movielens",
     "imagenette": "images",
     "celeba": "images",
     "svhn": "images",

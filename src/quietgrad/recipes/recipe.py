@@ -30,8 +30,8 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "nadam")
 _STABILITY = {"auto-s": "gamma", "psac": "r"}
 # Settings that PrivacyEngine takes under the same name.
 _ENGINE_SETTINGS = (
-    "batch_size epochs epsilon delta radius grouping physical_batch_size sampling adjacency"
-    " accountant noise"
+    "batch_size epochs epsilon delta radius grouping physical_batch_size records_per_unit sampling"
+    " adjacency accountant noise"
 ).split()
 
 
@@ -56,6 +56,7 @@ class Settings:
         inner_momentum: their weight (gamma0).
         views: random views of each sample, clipped as one.
         physical_batch_size: most samples in memory at once.
+        records_per_unit: most records of a unit in a step, where units of several are protected.
         sampling: how batches are drawn.
         adjacency: which data sets are neighbours.
         accountant: what epsilon is computed with.
@@ -80,6 +81,7 @@ class Settings:
     inner_momentum: float = 0.08
     views: int = 1
     physical_batch_size: int | None = None
+    records_per_unit: int | None = None
     sampling: str = "poisson"
     adjacency: Adjacency | None = None
     accountant: str = "pld"
@@ -90,7 +92,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "views"):
             require_count(name, getattr(self, name), at_least=1)
-        for name in ("physical_batch_size", "limit"):
+        for name in ("physical_batch_size", "records_per_unit", "limit"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name), at_least=1)
         for name in ("learning_rate", "epsilon", "radius"):
@@ -215,11 +217,13 @@ class Split:
         train: the training data.
         test: held-out data.
         lengths: of the samples of `train` where they differ: similar ones are batched together.
+        units: the id of the unit that each sample of `train` belongs to, if one is not a unit.
     """
 
     train: Dataset[Any]
     test: Dataset[Any]
     lengths: Sequence[int] | Tensor | None = None
+    units: Tensor | None = None
 
     @classmethod
     def of_columns(
@@ -324,6 +328,7 @@ class Recipe:
         references: figures of papers.
         transform: makes random views of inputs, for `views`.
         takes: which of `Places` it reads.
+        unit: what a unit of several samples is called; None where each sample is one.
         target: `module:function`, if it is no recipe of quietgrad; set when it is loaded.
         digest: SHA-256 of the file that the function is in; likewise.
     """
@@ -340,6 +345,7 @@ class Recipe:
     references: tuple[Reference, ...] = ()
     transform: Callable[[Tensor], Tensor] | None = None
     takes: tuple[str, ...] = ("data",)
+    unit: str | None = None
     target: str | None = None
     digest: str | None = None
 
@@ -352,6 +358,11 @@ class Recipe:
         tuned = self.tuned.get(changes.get("clipping", ""), {})
         settings = replace(self.settings, **{**tuned, **changes})
         settings.require_effect(changes)
+        if self.unit is None and settings.records_per_unit is not None:
+            raise ValueError(
+                f"records_per_unit={settings.records_per_unit} has no effect: in {self.name!r} each"
+                " sample is a unit. Leave --records-per-unit out"
+            )
         return replace(self, settings=settings)
 
     def split(self, places: Places) -> Split:
@@ -370,7 +381,9 @@ class Recipe:
         if not 1 <= limit <= size:
             raise ValueError(f"limit={limit}: expected 1 to {size}, of which {self.name} consists")
         lengths = None if split.lengths is None else split.lengths[:limit]
-        return replace(split, train=Subset(split.train, range(limit)), lengths=lengths)
+        units = None if split.units is None else split.units[:limit]
+        train = Subset(split.train, range(limit))
+        return replace(split, train=train, lengths=lengths, units=units)
 
     def small(self) -> Recipe:
         """The smoke run: synthetic data, a small model, one epoch, no figures of papers."""

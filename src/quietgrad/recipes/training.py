@@ -1,11 +1,11 @@
 """Two training loops for one recipe: with privacy and without."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,8 @@ def attach(
         optimizer(settings, model, momentum=momentum),
         split.train,
         lengths=split.lengths,
+        units=split.units,
+        unit=recipe.unit,
         pin_memory=next(model.parameters()).is_cuda,  # others may have no pinned memory
         ledger=ledger,
         seed=seed,
@@ -167,7 +169,7 @@ def train_ordinary(
     losses = losses_of(recipe)
     updates = optimizer(settings, model, rate=settings.ordinary_learning_rate)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    loader = DataLoader(split.train, settings.batch_size, shuffle=True, generator=generator)
+    loader = DataLoader(split.train, ordinary_batch(settings), shuffle=True, generator=generator)
     seconds, scores = 0.0, Scores()
     for epoch in range(1, settings.epochs + 1):
         started = time.perf_counter()
@@ -181,6 +183,16 @@ def train_ordinary(
         on_epoch(EpochReport(epoch, epoch * len(loader), scores, None, seconds))
     scores = scores | _test_scores(recipe.task.final_scores, model, split)
     return Outcome(scores, settings.epochs * len(loader), seconds)
+
+
+def ordinary_batch(settings: Settings) -> int:
+    """The size of a batch without privacy: of units, with as many records as may take part."""
+    return settings.batch_size * (settings.records_per_unit or 1)
+
+
+def ordinary_steps(settings: Settings, split: Split) -> int:
+    """The number of steps that training without privacy takes."""
+    return settings.epochs * -(-len(cast(Sized, split.train)) // ordinary_batch(settings))
 
 
 def optimizer(

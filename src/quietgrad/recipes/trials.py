@@ -18,6 +18,7 @@ from quietgrad.recipes.recipe import Places, Recipe, Split
 from quietgrad.recipes.training import (
     EpochReport,
     attach,
+    ordinary_steps,
     train_ordinary,
     train_private,
 )
@@ -117,7 +118,10 @@ def key_of(
 ) -> str:
     """What a trial is known by."""
     made_with = None if origin is None else asdict(origin)
-    return json.dumps([recipe, dict(sorted(settings.items())), seed, is_private, made_with])
+    known = dict(sorted(settings.items()))
+    if known.get("records_per_unit", 0) is None:  # trials from before there were units lack it
+        del known["records_per_unit"]
+    return json.dumps([recipe, known, seed, is_private, made_with])
 
 
 def finite(score: float | None) -> float | None:
@@ -245,8 +249,7 @@ def make(
             engine = attach(recipe, split, model, seed=seed)
         steps = engine.planned_steps or 0
     else:
-        epoch = -(-len(split.train) // recipe.settings.batch_size)  # type: ignore[arg-type]
-        steps = recipe.settings.epochs * epoch
+        steps = ordinary_steps(recipe.settings, split)
     with showing(recipe, steps) as shown:
         if engine is not None:
             outcome = train_private(

@@ -18,11 +18,12 @@ from quietgrad.report.text import claim, clipping_in_words, count, sampling_in_w
 Known = tuple[str, AnswerSource]
 _OWNER: Known = ("", "owner")
 _RELATIONS: dict[Adjacency, str] = {
-    "add-remove-one": "two data sets of which one has a record more; the number of records is not"
-    " protected, as batch size and sampling rate are public",
-    "replace-one": "two data sets of the same size that differ in one record",
-    "zero-out-one": "two data sets of the same size, in one of which a record is blanked",
+    "add-remove-one": "two data sets of which one has a {one} more; {number}",
+    "replace-one": "two data sets of the same size that differ in one {one}",
+    "zero-out-one": "two data sets of the same size, in one of which a {one} is blanked",
 }
+_NUMBER = "the number of {many} is not protected, as batch size and sampling rate are public"
+_HIDDEN = "the number of {many} is not disclosed, and the sampling rate does not depend on it"
 
 
 def answers(evidence: Evidence, figures: Epsilons) -> tuple[Answer, ...]:
@@ -57,7 +58,7 @@ def _strength(evidence: Evidence, figures: Epsilons) -> Known:
     share = printed(100 * figures.detection, decimals=1)
     return (
         f"A test with {100 * FALSE_ALARMS:g} % false alarms identifies at most {share} % of the"
-        " records used."
+        f" {evidence.noun.many} used."
     ), "evidence"
 
 
@@ -69,14 +70,23 @@ def _composition(evidence: Evidence, figures: Epsilons) -> Known:
 
 
 def _unit(evidence: Evidence, figures: Epsilons) -> Known:
-    stated = evidence.stated.get("unit")
+    stated, own, noun = evidence.stated.get("unit"), evidence.unit, evidence.noun
     words = "One record, which is one element of the training data set."
+    if own is not None:
+        words = (
+            f"One {noun.one}, with all records of that {noun.one}. At most"
+            f" {count(own.records, 'record')} of a {noun.one} take part in a step, and their mean"
+            " gradient is clipped once."
+        )
     return (words, "evidence") if stated is None else (f"{words} Stated: {stated}", "user")
 
 
 def _neighbours(evidence: Evidence, figures: Epsilons) -> Known:
     adjacency = evidence.ledger.adjacency
-    return f"{adjacency}: {_RELATIONS[adjacency]}.", "evidence"
+    one, many = evidence.noun.one, evidence.noun.many
+    is_hidden = evidence.settings is not None and evidence.settings.size_is_secret
+    number = (_HIDDEN if is_hidden else _NUMBER).format(many=many)
+    return f"{adjacency}: {_RELATIONS[adjacency].format(one=one, number=number)}.", "evidence"
 
 
 def _mechanism(evidence: Evidence, figures: Epsilons) -> Known:
@@ -86,14 +96,16 @@ def _mechanism(evidence: Evidence, figures: Epsilons) -> Known:
     clipping = clipping_in_words(settings.data.get("clipping", "unknown"))
     groups = count(len(settings.group_bounds), "group")
     return (
-        f"DP-SGD with Gaussian noise. Each record's gradient is clipped ({clipping}, {groups}), so"
-        f" that it moves the sum by at most {settings.sensitivity:.6g}. The noise multiplier is"
-        f" {settings.noise_multiplier:.6g}."
+        f"DP-SGD with Gaussian noise. Each {evidence.noun.one}'s gradient is clipped ({clipping},"
+        f" {groups}), so that it moves the sum by at most {settings.sensitivity:.6g}. The noise"
+        f" multiplier is {settings.noise_multiplier:.6g}."
     ), "evidence"
 
 
 def _sampling(evidence: Evidence, figures: Epsilons) -> Known:
-    kinds = dict.fromkeys(sampling_in_words(event.sampling) for event in evidence.ledger.events)
+    kinds = dict.fromkeys(
+        sampling_in_words(event.sampling, evidence.noun) for event in evidence.ledger.events
+    )
     if not kinds:
         return "Nothing was released.", "evidence"
     assumed = f"The accountant assumes: {'; '.join(kinds)}."

@@ -19,8 +19,9 @@ from quietgrad.report.evidence import (
     check_audit,
     evidence_in,
 )
-from quietgrad.report.statement import FORMAT, Epsilons, Kind, Phase, Statement, Verdict
+from quietgrad.report.statement import FORMAT, Epsilons, Kind, Noun, Phase, Statement, Verdict
 from quietgrad.report.text import (
+    RECORD,
     claim,
     count,
     delta_in_words,
@@ -41,14 +42,14 @@ _SAME_CLAIM = 0.01
 # A word ends at whatever is no letter, and where a capital begins the next word.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NEIGHBOURS: dict[Adjacency, str] = {
-    "add-remove-one": "adding or removing one record",
-    "replace-one": "replacing one record by another",
-    "zero-out-one": "blanking one record",
+    "add-remove-one": "adding or removing one {one}",
+    "replace-one": "replacing one {one} by another",
+    "zero-out-one": "blanking one {one}",
 }
 _TESTED: dict[Adjacency, str] = {
-    "add-remove-one": "whether a given record was used",
-    "replace-one": "whether a given record was used, or another in its place",
-    "zero-out-one": "whether a given record was used, or a blank in its place",
+    "add-remove-one": "whether a given {one} was used",
+    "replace-one": "whether a given {one} was used, or another in its place",
+    "zero-out-one": "whether a given {one} was used, or a blank in its place",
 }
 
 
@@ -136,6 +137,7 @@ def statement_of(evidence: Evidence, *, made_at: str | None = None) -> Statement
         answers=answers(evidence, figures),
         evidence=evidence.as_record(),
         head=evidence.head,
+        units=None if evidence.unit is None else evidence.unit.plural,
     )
 
 
@@ -151,7 +153,7 @@ def _phases(evidence: Evidence) -> tuple[Phase, ...]:
         Phase(
             steps=event.steps,
             noise_multiplier=event.noise_multiplier,
-            sampling=sampling_in_words(event.sampling),
+            sampling=sampling_in_words(event.sampling, evidence.noun),
             noise=event.noise,
             by=recorded_by(event),
             dataset=event.dataset,
@@ -181,7 +183,7 @@ def verdict(evidence: Evidence, figures: Epsilons) -> Verdict:
         meaning = (
             "This holds whatever else the attacker knows. For comparison, guessing without the"
             f" model, with the same false alarms, identifies {100 * FALSE_ALARMS:g} % of the"
-            f" records used. {delta_in_words(figures.delta)}"
+            f" {evidence.noun.many} used. {delta_in_words(figures.delta, evidence.noun)}"
         )
     return Verdict(kind, headline, sentence, meaning, (*conflicts, *cautions(evidence, figures)))
 
@@ -211,9 +213,10 @@ def _decide(evidence: Evidence, figures: Epsilons, *, has_conflicts: bool) -> tu
         example = next((pair for pair in figures.curve if pair.delta <= 1.01e-5), figures.curve[-1])
         sentence = (
             "No delta is stated, which is the probability with which the guarantee may fail. Delta"
-            " must be smaller than one over the number of records, which is unknown. Every pair on"
-            f" the curve of the ledger holds, such as {claim(example.epsilon, example.delta)}. The"
-            " owner of the claim must state one of them (--delta)."
+            f" must be smaller than one over the number of {evidence.noun.many}, which is unknown."
+            " Every pair on the curve of the ledger holds, such as"
+            f" {claim(example.epsilon, example.delta)}. The owner of the claim must state one of"
+            " them (--delta)."
         )
         return "not-established", "No delta stated", sentence
     return _decide_claim(evidence, figures, delta, claimed)
@@ -223,9 +226,10 @@ def _decide_claim(
     evidence: Evidence, figures: Epsilons, delta: float, claimed: float | None
 ) -> tuple[Kind, str, str]:
     settings = evidence.settings
+    noun = evidence.noun
     records = _FEWEST_RECORDS if settings is None else settings.dataset_size
     if delta >= 1 / records:
-        return "no-guarantee", "Delta is too large", _large_delta(delta, records, settings)
+        return "no-guarantee", "Delta is too large", _large_delta(delta, records, settings, noun)
     if claimed is None or not accountants.is_guarantee(figures.accountant):
         bound = next(each.epsilon for each in figures.bounds if each.is_guarantee)
         assert bound is not None
@@ -241,17 +245,17 @@ def _decide_claim(
     if math.isinf(claimed):
         sentence = (
             f"The noise is so small that no epsilon holds at delta = {delta!r}: it protects no"
-            " record."
+            f" {noun.one}."
         )
         return "no-guarantee", "No guarantee", sentence
     found, adjacency = figures.detection, evidence.ledger.adjacency
-    sentence = guarantee(found, claimed, delta, adjacency)
+    sentence = guarantee(found, claimed, delta, adjacency, noun)
     if found >= _TOO_WEAK:
         sentence = (
-            f"The bound allows nearly every record used to be identified. {sentence} Do not base a"
-            " privacy claim on it: train again with more noise (a smaller epsilon)."
+            f"The bound allows nearly every {noun.one} used to be identified. {sentence} Do not"
+            " base a privacy claim on it: train again with more noise (a smaller epsilon)."
         )
-        return "too-weak", "Bound too weak to protect records", sentence
+        return "too-weak", f"Bound too weak to protect {noun.many}", sentence
     if settings is None:
         condition = (
             "This is based on the ledger alone. It holds only if the gradients were clipped to the"
@@ -261,13 +265,18 @@ def _decide_claim(
     return "guarantee", "Guarantee" if found <= _WEAK else "Weak guarantee", sentence
 
 
-def guarantee(found: float, epsilon: float, delta: float, adjacency: Adjacency) -> str:
+def guarantee(
+    found: float, epsilon: float, delta: float, adjacency: Adjacency, noun: Noun = RECORD
+) -> str:
     """The claim in two sentences, if an attacker identifies this share of the records used."""
+    tested, neighbours = (words[adjacency].format(one=noun.one) for words in (_TESTED, _NEIGHBOURS))
+    # A unit is drawn and removed with all records, which its name alone does not say.
+    whole = "" if noun == RECORD else f", with all records of that {noun.one}"
     return (
         "An attacker who sees the trained model and every intermediate version of it, tests"
-        f" {_TESTED[adjacency]}, and accepts {100 * FALSE_ALARMS:g} % false alarms identifies at"
-        f" most {printed(100 * found, decimals=1)} % of the records used. Formally, the training"
-        f" satisfies {claim(epsilon, delta)} for {_NEIGHBOURS[adjacency]}."
+        f" {tested}, and accepts {100 * FALSE_ALARMS:g} % false alarms identifies at most"
+        f" {printed(100 * found, decimals=1)} % of the {noun.many} used. Formally, the training"
+        f" satisfies {claim(epsilon, delta)} for {neighbours}{whole}."
     )
 
 
@@ -279,20 +288,20 @@ def _seeded(evidence: Evidence) -> str:
         found = f"The noise was seeded (in {seeded:,} of {steps})"
     return (
         f"{found}. Anyone who knows the seed can compute the noise, subtract it and read the"
-        " gradients of the records. The figures below would hold for the same training with secret"
-        " noise; they do not hold for this run."
+        f" gradients of the {evidence.noun.many}. The figures below would hold for the same"
+        " training with secret noise; they do not hold for this run."
     )
 
 
-def _large_delta(delta: float, records: int, settings: RunSettings | None) -> str:
-    known = f"the number of records ({records:,})"
-    below = known if settings is not None else f"even {records} records"
+def _large_delta(delta: float, records: int, settings: RunSettings | None, noun: Noun) -> str:
+    known = f"the number of {noun.many} ({records:,})"
+    below = known if settings is not None else f"even {records} {noun.many}"
     smaller = float(f"1e-{math.floor(math.log10(records)) + 1}")
     return (
         f"There is no guarantee: delta = {delta!r} is not below one over {below}. A program that"
-        " publishes one random record in full would satisfy the same claim. State a smaller delta,"
-        f" such as {smaller!r} (quietgrad report DIR --delta {smaller!r}). The curve in the report"
-        " shows the epsilon for it."
+        f" publishes one random {noun.one} in full would satisfy the same claim. State a smaller"
+        f" delta, such as {smaller!r} (quietgrad report DIR --delta {smaller!r}). The curve in the"
+        " report shows the epsilon for it."
     )
 
 
@@ -320,20 +329,21 @@ def cautions(evidence: Evidence, figures: Epsilons) -> list[str]:
         ),
         (
             settings is None and figures.delta is not None,
-            "The number of records is unknown. The delta of a claim must be smaller than one over"
-            " that number.",
+            f"The number of {evidence.noun.many} is unknown. The delta of a claim must be smaller"
+            " than one over that number.",
         ),
         (
             is_large and figures.detection < _TOO_WEAK,
             f"Epsilon is above {LARGEST_USEFUL:g}, which is no useful bound by itself: an attacker"
-            " may be almost certain of each record that it identifies. The remaining protection is"
-            " that it cannot identify all of them.",
+            f" may be almost certain of each {evidence.noun.one} that it identifies. The remaining"
+            " protection is that it cannot identify all of them.",
         ),
         *((True, sentence) for sentence in _about_audit(evidence, figures)),
         (
             figures.parts,
             f"The claim takes the user's word that {count(len(figures.parts), 'data set')} in the"
-            f" ledger ({', '.join(part.dataset for part in figures.parts)}) share no record. If"
+            f" ledger ({', '.join(part.dataset for part in figures.parts)}) share no"
+            f" {evidence.noun.one}. If"
             " they do, their epsilons add up.",
         ),
         (

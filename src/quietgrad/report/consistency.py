@@ -13,6 +13,7 @@ from quietgrad.accounting.events import (
     Poisson,
     TruncatedPoisson,
 )
+from quietgrad.accounting.ledger import describe_unit
 from quietgrad.report.evidence import Evidence
 from quietgrad.report.statement import Epsilons
 from quietgrad.runs.schema import CLIPPINGS, MODEL, RunSettings, parse_options
@@ -90,7 +91,7 @@ def _known_options(evidence: Evidence) -> dict[str, Any]:
         "adjacency": settings.adjacency,
         "noise": data["noise"],
         "sampling": sampling_name(settings.sampling),
-        "limit": settings.dataset_size,
+        **({} if settings.unit or settings.size_is_secret else {"limit": settings.dataset_size}),
         "optimizer": str(data.get("optimizer")).lower(),
         "physical_batch_size": data.get("physical_batch_size"),
     }
@@ -310,6 +311,11 @@ def _about_settings(evidence: Evidence, settings: RunSettings) -> list[str]:
     is_fixed = settings.data.get("adaptive_radius") is None
     comparisons = [
         (
+            settings.unit != ledger.unit,
+            f"The settings are about {describe_unit(settings.unit)}, but the ledger is about"
+            f" {describe_unit(ledger.unit)}.",
+        ),
+        (
             settings.adjacency != ledger.adjacency,
             f"The settings state the adjacency {settings.adjacency}, but the ledger is for"
             f" {ledger.adjacency}.",
@@ -332,7 +338,8 @@ def _about_settings(evidence: Evidence, settings: RunSettings) -> list[str]:
         (
             rate * (1 + _RATE_SLACK) < settings.sample_rate,
             f"The settings have batches of {settings.batch_size:,} out of"
-            f" {settings.dataset_size:,} records, but a smaller sampling rate, {rate:.6g}.",
+            f" {settings.dataset_size:,} {evidence.noun.many}, but a smaller sampling rate,"
+            f" {rate:.6g}.",
         ),
         (
             planned is not None

@@ -12,8 +12,10 @@ from quietgrad._checks import require_choice, require_count, require_delta, requ
 from quietgrad._format import plain
 from quietgrad._version import versions_here
 from quietgrad.accounting.accountants import DEFAULT_ACCOUNTANT
+from quietgrad.accounting.events import Unit
 from quietgrad.accounting.ledger import Ledger
 from quietgrad.errors import LedgerError, QuietgradError
+from quietgrad.report.statement import Noun
 from quietgrad.runs.schema import (
     LEDGER,
     CheckpointSummary,
@@ -106,6 +108,16 @@ class Evidence(RunFiles):
         """What was asked for, by the names of the options."""
         found = (self.config or {}).get("settings")
         return found if isinstance(found, Mapping) else {}
+
+    @property
+    def unit(self) -> Unit | None:
+        """What is drawn and protected, if it is not one record."""
+        return self.ledger.unit
+
+    @property
+    def noun(self) -> Noun:
+        """The same in words."""
+        return Noun() if self.unit is None else Noun(self.unit.name, self.unit.plural)
 
     @property
     def configured_delta(self) -> float | None:

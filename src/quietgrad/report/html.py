@@ -59,6 +59,7 @@ def as_html(statement: Statement) -> str:
         as_json=Markup(embedded),
         config=None if config is None else json.dumps(config, indent=2),
         about_seed=_about_seed(config or {}),
+        many=statement.units or "records",
         useful=LARGEST_USEFUL,
         recorded_by=_RECORDED_BY,
         names=any(phase.dataset for phase in statement.phases),

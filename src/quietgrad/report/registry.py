@@ -55,7 +55,7 @@ def deployment(statement: Statement) -> dict[str, Any]:
                 " number of steps are public. Test figures come from other data.",
             },
             "privacy_loss": {
-                "privacy_unit": stated.get("unit", "one record"),
+                "privacy_unit": stated.get("unit", _unit(statement)),
                 "privacy_unit_details": " ".join(unit),
                 **({"privacy_parameters": parameters} if parameters else {}),
                 "privacy_parameters_details": f"{statement.verdict.headline}:"
@@ -115,8 +115,14 @@ def _description(statement: Statement) -> str:
     settings = statement.settings or {}
     parts = [f"Weights of {settings.get('model', 'a model')}, trained with DP-SGD"]
     if settings.get("dataset_size"):
-        parts.append(f"on {settings['dataset_size']:,} records")
+        about = "about " if settings.get("size_is_secret") else ""
+        parts.append(f"on {about}{settings['dataset_size']:,} {statement.units or 'records'}")
     return f"{' '.join(parts)}."
+
+
+def _unit(statement: Statement) -> str:
+    unit = (statement.evidence or {}).get("ledger", {}).get("unit")
+    return "one record" if unit is None else f"one {unit['name']}, with all records"
 
 
 def _version(statement: Statement) -> str:

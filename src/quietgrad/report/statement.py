@@ -21,6 +21,19 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
+class Noun:
+    """What is drawn and protected, in words.
+
+    Attributes:
+        one: "record", or what a unit of several is called.
+        many: of them.
+    """
+
+    one: str = "record"
+    many: str = "records"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether anything is guaranteed, in words for the person who signs.
 
@@ -71,7 +84,7 @@ class EpsilonAtDelta:
 
 @dataclass(frozen=True)
 class GroupBound:
-    """The bound for several records at once, such as those of one person."""
+    """The bound for several records at once, such as those of one person; or several units."""
 
     records: int
     epsilon: float
@@ -201,6 +214,8 @@ class Statement:
         answers: to the questions of NIST SP 800-226.
         evidence: what else it was made from, by which it can be made again; None in formats 1, 2.
         head: SHA-256 of the evidence; None in formats 1 and 2.
+        units: what is protected in the place of records, several of it, such as "patients"; None,
+            and no key of the JSON, for records.
     """
 
     format: int
@@ -222,16 +237,20 @@ class Statement:
     answers: tuple[Answer, ...]
     evidence: dict[str, Any] | None
     head: str | None
+    units: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data that strict JSON holds."""
         found: dict[str, Any] = plain(self)
+        if self.units is None:
+            del found["units"]
         return found
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Statement":
         """What `as_dict` gave, of this version or an earlier one; ValueError otherwise."""
-        found = _restore(cls, _from_format_2(data))
+        data = _from_format_2(data)
+        found = _restore(cls, {"units": None} | data if isinstance(data, dict) else data)
         assert isinstance(found, cls)
         return found
 

@@ -15,22 +15,21 @@ from quietgrad.accounting.events import (
     TruncatedPoisson,
 )
 from quietgrad.report.evidence import Evidence
-from quietgrad.report.statement import Epsilons, Fact, Item, Section
+from quietgrad.report.statement import Epsilons, Fact, Item, Noun, Section
 from quietgrad.runs.schema import CLIPPINGS, RunSettings, parse_options
 
-UNKNOWN = "unknown"
+UNKNOWN, RECORD = "unknown", Noun()
 _ADJACENCY: dict[Adjacency, str] = {
     "add-remove-one": (
-        "The guarantee compares two data sets, one of which has a single record more than the"
-        " other."
+        "The guarantee compares two data sets, one of which has a single {one} more than the other."
     ),
     "replace-one": (
-        "The guarantee compares two data sets of the same size that differ in a single record. The"
-        " number of records is public."
+        "The guarantee compares two data sets of the same size that differ in a single {one}. The"
+        " number of {many} is public."
     ),
     "zero-out-one": (
-        "The guarantee compares two data sets of the same size, in one of which a single record is"
-        " blanked, so that it contributes nothing. The number of records is public."
+        "The guarantee compares two data sets of the same size, in one of which a single {one} is"
+        " blanked, so that it contributes nothing. The number of {many} is public."
     ),
 }
 _LONGEST = 1e13  # longer numbers are written as powers of ten
@@ -44,39 +43,39 @@ def claim(epsilon: float, delta: float) -> str:
     return f"(epsilon = {printed(epsilon)}, delta = {delta!r})-differential privacy"
 
 
-def delta_in_words(delta: float) -> str:
+def delta_in_words(delta: float, noun: Noun = RECORD) -> str:
     """What delta means."""
     inverse = 1 / delta
     odds = f"{inverse:,.0f}" if inverse < _LONGEST else f"{inverse:.0e}"
     return (
         "Delta is a failure probability: with a probability of about"
-        f" 1 in {odds}, the model may reveal more about a record than epsilon allows."
+        f" 1 in {odds}, the model may reveal more about a {noun.one} than epsilon allows."
     )
 
 
-def sampling_in_words(sampling: Participation) -> str:
+def sampling_in_words(sampling: Participation, noun: Noun = RECORD) -> str:
     """How records take part in steps, as the accountant assumes."""
     match sampling:
         case Poisson(rate):
-            return f"Poisson: each record joins each step with probability q = {rate:.6g}"
+            return f"Poisson: each {noun.one} joins each step with probability q = {rate:.6g}"
         case TruncatedPoisson(rate, largest):
             return (
-                f"Poisson with q = {rate:.6g}, batches truncated to {largest:,} records (the"
+                f"Poisson with q = {rate:.6g}, batches truncated to {largest:,} {noun.many} (the"
                 " truncation is accounted for)"
             )
         case Passes(length, times):
             often = "once" if times == 1 else f"{times} times"
             return (
-                f"passes of {length:,} steps, each record at most {often} in a pass; no"
+                f"passes of {length:,} steps, each {noun.one} at most {often} in a pass; no"
                 " amplification is claimed"
             )
         case FullBatch():
-            return "every record in every step"
+            return f"every {noun.one} in every step"
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, many: str | None = None) -> str:
     """A number of things."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {many or f'{noun}s'}"
 
 
 # Lists.
@@ -84,34 +83,52 @@ def count(number: int, noun: str) -> str:
 
 def unit(evidence: Evidence) -> tuple[Item, ...]:
     """Who or what is protected."""
-    settings, adjacency = evidence.settings, evidence.ledger.adjacency
-    among = "" if settings is None else f" of {settings.dataset_size:,} records"
+    settings, adjacency, noun = evidence.settings, evidence.ledger.adjacency, evidence.noun
+    among = "" if settings is None else f" of {_size_in_words(settings, noun)}"
+    compared = _ADJACENCY[adjacency].format(one=noun.one, many=noun.many)
     stated = evidence.stated.get("unit")
-    named = "" if stated is None else f" The user states that a record is: {stated}."
-    found = [
-        Item(
-            "Unit of privacy",
+    named = "" if stated is None else f" The user states that a {noun.one} is: {stated}."
+    if evidence.unit is None:
+        protected = (
             f"One record, which is one element of the training data set{among}.{named} If a person"
             " has several records, the guarantee for that person is weaker (see the table of bounds"
-            " for several records).",
-        ),
-        Item("Adjacency", f"{adjacency}. {_ADJACENCY[adjacency]}"),
+            " for several records)."
+        )
+    else:
+        protected = (
+            f"One {noun.one}, with all records of that {noun.one} in the training data set{among}."
+            f"{named} {noun.many.capitalize()} are drawn as a whole. Each time at most"
+            f" {count(evidence.unit.records, 'record')} of a {noun.one} take part, chosen at"
+            " random, and their mean gradient is clipped once. Which records belong to the same"
+            f" {noun.one} was stated by the user."
+        )
+    found = [
+        Item("Unit of privacy", protected),
+        Item("Adjacency", f"{adjacency}. {compared}"),
     ]
     parts = [str(name) for name in evidence.ledger.parts if name is not None]
     if parts:
-        found.append(Item("Disjoint data sets", _PARALLEL.format(", ".join(parts))))
+        words = _PARALLEL.format(", ".join(parts), one=noun.one)
+        found.append(Item("Disjoint data sets", words))
     return tuple(found)
 
 
 _PARALLEL = (
     "The ledger holds releases from several data sets, and the user declared that no two of these"
-    " share a record: {}. A record of one of them took no part in what was released from the"
+    " share a {one}: {}. A {one} of one of them took no part in what was released from the"
     " others, so it spends the epsilon of its own data set (parallel composition), and the claim is"
     " the largest of them. Releases without a name count for every data set. Nothing in the"
-    " evidence can confirm the declaration. It must hold for every record, and for both of two"
-    " records of which one replaces the other. A person with records in two data sets spends both"
+    " evidence can confirm the declaration. It must hold for every {one}, and for both of two"
+    " of which one replaces the other. A person with records in two data sets spends both"
     " epsilons."
 )
+
+
+def _size_in_words(settings: RunSettings, noun: Noun) -> str:
+    """How many there are, as far as is told."""
+    about = "a public figure; the number itself is not disclosed"
+    size = count(settings.dataset_size, noun.one, noun.many)
+    return f"about {size} ({about})" if settings.size_is_secret else size
 
 
 def released(evidence: Evidence) -> tuple[Item, ...]:
@@ -133,8 +150,8 @@ def released(evidence: Evidence) -> tuple[Item, ...]:
         found.append(
             Item(
                 "The clipping radii",
-                "They follow a count of clipped records, which is released with noise in every"
-                " step. The recorded noise multiplier covers both the sum and the count.",
+                f"They follow a count of clipped {evidence.noun.many}, which is released with noise"
+                " in every step. The recorded noise multiplier covers both the sum and the count.",
             )
         )
     statistics = [
@@ -146,7 +163,8 @@ def released(evidence: Evidence) -> tuple[Item, ...]:
         found.append(
             Item(
                 "Sums over the whole data set",
-                f"{count(sum(statistics), 'release')} in which every record took part, such as"
+                f"{count(sum(statistics), 'release')} in which every {evidence.noun.one} took part,"
+                " such as"
                 " private statistics for normalization. They are counted.",
             )
         )
@@ -154,6 +172,7 @@ def released(evidence: Evidence) -> tuple[Item, ...]:
 
 
 _BASELINES = "Models trained without privacy"
+_SEVERAL = "Several records of one person"
 _NOT_COVERED = {
     "Choices made by looking at the data": (
         "Hyper-parameters, architecture, number of epochs or a stopping time that were chosen on"
@@ -164,7 +183,7 @@ _NOT_COVERED = {
         "Anything computed from several records before training: vocabularies, means,"
         " de-duplication, filtering, labels made by another model."
     ),
-    "Several records of one person": (
+    _SEVERAL: (
         "Each record is protected on its own. Records of relatives, copies and quotations count as"
         " other records."
     ),
@@ -205,7 +224,20 @@ _NOT_COVERED = {
 
 def not_covered(evidence: Evidence) -> tuple[Item, ...]:
     """What the person who signs has to verify by other means."""
-    texts = dict(_NOT_COVERED)
+    texts, noun = dict(_NOT_COVERED), evidence.noun
+    if evidence.unit is not None:
+        other = f"One person as several {noun.many}"
+        texts = {other if title == _SEVERAL else title: text for title, text in texts.items()}
+        texts[other] = (
+            f"Each {noun.one} is protected on its own, by the ids that were given. A person with"
+            f" several ids counts as several {noun.many}, and so do relatives, and copies of"
+            f" records under the id of another {noun.one}."
+        )
+    if evidence.settings is not None and evidence.settings.size_is_secret:
+        texts["The size of the data set"] = (
+            f"The engine discloses no number of {noun.many} but the public one. Time and memory of"
+            " the training machine, and files beside the ledger, may still tell it."
+        )
     if (evidence.result or {}).get("non_private") is not None:
         texts[_BASELINES] = f"One WAS trained on the same data, for comparison. {texts[_BASELINES]}"
     return tuple(Item(title, text) for title, text in texts.items())
@@ -262,9 +294,9 @@ def sections(evidence: Evidence, figures: Epsilons) -> tuple[Section, ...]:
     settings = evidence.settings
     tables: dict[str, Iterator[Fact]] = {"Data": _data(evidence)}
     if settings is not None:
-        tables["Mechanism"] = _mechanism(settings)
+        tables["Mechanism"] = _mechanism(settings, evidence.noun)
         tables["Clipping"] = _clipping(settings)
-        tables["Sampling"] = _sampling(settings)
+        tables["Sampling"] = _sampling(settings, evidence.noun)
     tables |= {
         "Steps": _steps(evidence),
         "Accounting": _accounting(evidence, figures),
@@ -296,26 +328,32 @@ def _data(evidence: Evidence) -> Iterator[Fact]:
     yield Fact("Training data", "; ".join(parts) or UNKNOWN)
     if name is not None:
         yield Fact("Name in the ledger", str(name))
-    yield Fact("Records", UNKNOWN if settings is None else f"{settings.dataset_size:,}")
+    noun = evidence.noun
+    size = UNKNOWN if settings is None else f"{settings.dataset_size:,}"
+    if settings is not None and settings.size_is_secret:
+        size = f"about {size}; the number itself is not disclosed"
+    yield Fact(noun.many.capitalize(), size)
+    if evidence.unit is not None:
+        yield Fact(f"Records of a {noun.one} in a step", f"at most {evidence.unit.records:,}")
     tested = (evidence.result or {}).get("test_records")
     if isinstance(tested, int):
         yield Fact("Test records", f"{tested:,}; separate data, not covered by the guarantee")
     yield Fact("Hash of the data", "omitted, because it could confirm a guess about the records")
 
 
-def _mechanism(settings: RunSettings) -> Iterator[Fact]:
+def _mechanism(settings: RunSettings, noun: Noun) -> Iterator[Fact]:
     data, planned = settings.data, settings.noise_multipliers
     levels = "" if planned is None or len(planned) < 2 else f", in {len(planned)} levels"
     yield Fact(
         "Mechanism",
-        "Gaussian: each record's gradient is clipped, the clipped gradients are summed, Gaussian"
-        " noise is added to every trained parameter, and the sum is divided by a constant",
+        f"Gaussian: each {noun.one}'s gradient is clipped, the clipped gradients are summed,"
+        " Gaussian noise is added to every trained parameter, and the sum is divided by a constant",
     )
     yield Fact("Noise multiplier (sigma)", f"{settings.noise_multiplier:.6g}{levels}")
     if data.get("noise_schedule"):
         yield Fact("Noise schedule", str(data["noise_schedule"]))
     yield Fact("Standard deviation of the noise", "sigma times the sensitivity")
-    yield Fact("Sensitivity", f"{settings.sensitivity:.6g} (Euclidean norm, one record)")
+    yield Fact("Sensitivity", f"{settings.sensitivity:.6g} (Euclidean norm, one {noun.one})")
     yield Fact(
         "Divisor of the sum", f"{data.get('normalizer', settings.batch_size)}, a public constant"
     )
@@ -364,15 +402,15 @@ def _listed(options: Mapping[str, object]) -> list[str]:
     return [f"{name.replace('_', ' ')} {value}" for name, value in options.items()]
 
 
-def _sampling(settings: RunSettings) -> Iterator[Fact]:
-    yield Fact("Expected batch size", count(settings.batch_size, "record"))
+def _sampling(settings: RunSettings, noun: Noun) -> Iterator[Fact]:
+    yield Fact("Expected batch size", count(settings.batch_size, noun.one, noun.many))
     yield Fact("Sampling rate (q)", f"{settings.sample_rate:.6g}")
-    yield Fact("Sampling performed", _sampler_in_words(_text(settings.data, "sampler")))
-    yield Fact("Sampling assumed by the accountant", sampling_in_words(settings.sampling))
+    yield Fact("Sampling performed", _sampler_in_words(_text(settings.data, "sampler"), noun))
+    yield Fact("Sampling assumed by the accountant", sampling_in_words(settings.sampling, noun))
     yield Fact("Steps in an epoch", _number(settings.data, "steps_per_epoch"))
 
 
-def _sampler_in_words(written: str) -> str:
+def _sampler_in_words(written: str, noun: Noun) -> str:
     """The description of Poisson sampling with a rounded rate; others unchanged."""
     found = re.fullmatch(
         r"poisson at rate (\d[\d.e-]*)(?:, at most (\d+) samples)?, (\d+) steps", written
@@ -380,7 +418,8 @@ def _sampler_in_words(written: str) -> str:
     if found is None:
         return written
     rate, largest, steps = found.groups()
-    cut = "" if largest is None else f", at most {count(int(largest), 'record')} in a step"
+    most = "" if largest is None else count(int(largest), noun.one, noun.many)
+    cut = most and f", at most {most} in a step"
     return f"Poisson, rate {float(rate):.6g}{cut}, {count(int(steps), 'step')} per epoch"
 
 
@@ -425,7 +464,8 @@ def _accounting(evidence: Evidence, figures: Epsilons) -> Iterator[Fact]:
     delta, claimed = figures.delta, figures.claimed
     yield Fact("Accountant of the claim", figures.accountant)
     yield Fact("Computed with", f"dp-accounting {evidence.versions.get('dp-accounting', UNKNOWN)}")
-    yield Fact("Delta", UNKNOWN if delta is None else f"{delta!r}. {delta_in_words(delta)}")
+    words = "" if delta is None else delta_in_words(delta, evidence.noun)
+    yield Fact("Delta", UNKNOWN if delta is None else f"{delta!r}. {words}")
     yield Fact("Epsilon spent", UNKNOWN if claimed is None else printed(claimed))
     if evidence.settings is not None:
         target = evidence.settings.data.get("target_epsilon")

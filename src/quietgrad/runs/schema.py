@@ -29,6 +29,7 @@ from quietgrad.accounting.events import (
     Adjacency,
     GaussianEvent,
     Participation,
+    Unit,
     require_adjacency,
 )
 from quietgrad.accounting.ledger import Ledger
@@ -134,8 +135,10 @@ class RunSettings:
     noise: str  # the source, as recorded in ledgers
     seeded: bool
     sampling: Participation
-    dataset_size: int
+    dataset_size: int  # a public figure near it, if the size itself is secret
     batch_size: int
+    unit: Unit | None  # what is drawn and protected, if it is not one record
+    size_is_secret: bool
     group_bounds: tuple[float, ...]  # how far a record can move the sum of each group
     steps_taken: int  # updates in the weights when the settings were written
     ledger_id: str
@@ -171,6 +174,10 @@ class RunSettings:
             sampling=events.from_dict(data["sampling"]),
             dataset_size=require_count("dataset_size", data["dataset_size"], at_least=1),
             batch_size=require_count("batch_size", data["batch_size"], at_least=1),
+            unit=None if data.get("unit") is None else Unit.from_dict(data["unit"]),
+            size_is_secret=require_choice(
+                "size_is_secret", data.get("size_is_secret", False), (True, False)
+            ),
             group_bounds=tuple(require_positive("bound", each["bound"]) for each in data["groups"]),
             steps_taken=require_count("steps_taken", progress["steps_taken"], at_least=0),
             ledger_id=str(progress["ledger_id"]),

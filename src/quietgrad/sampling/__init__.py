@@ -27,6 +27,7 @@ from quietgrad.sampling.samplers import (
     require_batch_size,
     resolve,
 )
+from quietgrad.sampling.units import Units
 
 __all__ = [
     "BatchLoader",
@@ -38,6 +39,7 @@ __all__ = [
     "Resumption",
     "Sampler",
     "ShuffledSampler",
+    "Units",
     "names",
     "population",
     "register",

@@ -16,6 +16,7 @@ from quietgrad._checks import require_count
 from quietgrad.errors import DataError, SamplingError
 from quietgrad.sampling.custom import check_indices
 from quietgrad.sampling.samplers import Draws, Resumption, is_key, pass_key, population, worker_seed
+from quietgrad.sampling.units import UnitRecords, Units
 
 
 class Idle(list[int]):
@@ -34,12 +35,12 @@ class LogicalBatch:
     """The samples of one step. Iterating it, once, yields its collated micro-batches in order.
 
     Attributes:
-        size: the number of samples drawn. By Poisson sampling it varies from batch to batch, may be
-            zero, and is private: do not publish or divide by it.
+        size: the number of samples drawn, or of units. By Poisson sampling it varies from batch to
+            batch, may be zero, and is private: do not publish or divide by it.
         micro_sizes: the number of samples in each micro-batch; empty if none were drawn.
         pass_number: the pass over the data that the batch belongs to, from 0.
         step: its position in that pass, from 0.
-        indices: of the samples in each micro-batch; as private as they are.
+        indices: of the samples in each micro-batch, or of the records; as private as they are.
         are_idle: of each micro-batch, whether it counts for nothing.
     """
 
@@ -53,9 +54,12 @@ class LogicalBatch:
         key: int = 0,
     ) -> None:
         self.indices = indices
-        self.micro_sizes = [len(each) for each in indices]
+        self.micro_sizes = [
+            len(each.counts) if isinstance(each, UnitRecords) else len(each) for each in indices
+        ]
         self.are_idle = [isinstance(each, Idle) for each in indices]
-        self.size = sum(len(each) for each in indices if not isinstance(each, Idle))
+        sizes = zip(self.micro_sizes, self.are_idle, strict=True)
+        self.size = sum(size for size, is_idle in sizes if not is_idle)
         self.pass_number = pass_number
         self.step = step
         self._key = key
@@ -322,7 +326,9 @@ class BatchLoader:
     Args:
         dataset: a map-style data set, with `__len__` and `__getitem__`.
         draws: which samples take part in each step: a sampler's `bind(population, batch_size)`.
-        physical_batch_size: most samples in a micro-batch; None leaves batches whole.
+        units: what is drawn in the place of single records, if it is not these.
+        physical_batch_size: most records in a micro-batch; None leaves batches whole. A unit is
+            never split.
         collate_fn: makes a micro-batch of a list of samples; torch's default if None.
         num_workers: processes that load ahead, as for `torch.utils.data.DataLoader`.
         seed: makes the draws reproducible. For tests and reproducible experiments only: sampling
@@ -356,6 +362,7 @@ class BatchLoader:
         dataset: Dataset[Any],
         draws: Draws,
         *,
+        units: Units | None = None,
         physical_batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
@@ -370,9 +377,13 @@ class BatchLoader:
         fill: Callable[[list[int]], list[int]] = list,
     ) -> None:
         self._share, self._part, self._most, self._fill = share, part, most, fill
-        _require_same_population(population(dataset), draws.population)
+        size = population(dataset)
+        _require_same_population(size if units is None else len(units), draws.population)
         if physical_batch_size is not None:
             require_count("physical_batch_size", physical_batch_size, at_least=1)
+        if units is not None:
+            _check_units(units, physical_batch_size, lengths)
+        self._units = units
         self._lengths = None if lengths is None else check_lengths(lengths, draws.population)
         self._dataset, self._collate_fn = dataset, collate_fn
         self.draws = draws
@@ -423,6 +434,8 @@ class BatchLoader:
         """
         lengths = hashlib.sha256(repr(self._lengths).encode()).hexdigest()[:16]
         found: dict[str, object] = {"lengths=": lengths}
+        if self._units is not None:
+            found["units="] = self._units.digest
         return found | ({"physical_batch_size=": self.physical_batch_size} if is_in_step else {})
 
     def bookmark(self, batch: LogicalBatch | None) -> dict[str, Any]:
@@ -471,7 +484,8 @@ class BatchLoader:
 
     def _iterate_pass(self, start: Position, key: int, process: int) -> Iterator[LogicalBatch]:
         """One pass, from a step on."""
-        ahead = Lookahead(map(self._split, check_indices(self.draws, key, start.step)), self._fill)
+        drawn = enumerate(check_indices(self.draws, key, start.step), start.step)
+        ahead = Lookahead((self._split(each, key, step) for step, each in drawn), self._fill)
         micro_batches = iter(self._data_loader(ahead, start))
         for step, indices in enumerate(ahead.batches(), start.step):
             _require_same_process(process)
@@ -492,8 +506,13 @@ class BatchLoader:
                     " batch to its end, or call its discard()"
                 )
 
-    def _split(self, indices: list[int]) -> list[list[int]]:
+    def _split(self, indices: list[int], key: int, step: int) -> list[list[int]]:
         """The indices of one logical batch, as micro-batches."""
+        if self._units is not None:
+            # All of them, on every process: then a record is chosen whoever loads it.
+            chosen = self._units.choose(indices, key, step)
+            theirs = [chosen[place] for place in self._part(list(range(len(chosen))))]
+            return Share([*self._units.pack(theirs, self.physical_batch_size)], indices)
         size = self.physical_batch_size or self.draws.population
         if self._lengths is not None:
             indices = sorted(indices, key=self._lengths.__getitem__)
@@ -531,6 +550,21 @@ def _collate(samples: list[Any]) -> Any:
             "them into tensors, or pads them to one length. (Elements of a Hugging Face data set "
             "are tensors after data.with_format('torch').)"
         ) from error
+
+
+def _check_units(units: Units, physical_batch_size: int | None, lengths: object) -> None:
+    """Refuse what would split a unit, or has no meaning for units."""
+    if physical_batch_size is not None and physical_batch_size < units.most:
+        raise ValueError(
+            f"physical_batch_size={physical_batch_size} is below records_per_unit={units.most}: the"
+            " records of a unit are clipped as one and run through the model together. Expected"
+            " at least as many, or a smaller records_per_unit"
+        )
+    if lengths is not None:
+        raise ValueError(
+            "lengths= is given with units=: micro-batches are filled with whole units, whose"
+            " records may be of any length. Leave lengths= out"
+        )
 
 
 def _as_it_is(micro_batch: list[Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -86,12 +86,12 @@ def _are_columns(parts: tuple[Any, ...]) -> bool:
     return len(lengths) == 1 and len(parts) <= max(lengths)
 
 
-def require_batch_size(batch_size: object, population: int) -> int:
-    """A number of samples that a step can have."""
+def require_batch_size(batch_size: object, population: int, noun: str = "samples") -> int:
+    """A number of samples, or of units, that a step can have."""
     size = require_count("batch_size", batch_size, at_least=1)
     if size > population:
         raise ValueError(
-            f"batch_size={size} is larger than the data set of {population} samples: expected at"
+            f"batch_size={size} is larger than the data set of {population} {noun}: expected at"
             " most its length"
         )
     return size
@@ -381,6 +381,24 @@ class FullBatchSampler:
                 " 'poisson'"
             )
         return FullBatchDraws(population)
+
+
+def bind_to_public_size(
+    sampler: Sampler, population: int, batch_size: int, public_size: int
+) -> Draws:
+    """Draws that depend on a public number in the place of the number of samples.
+
+    Raises:
+        ValueError: with this sampler the number shows, or has to be known.
+    """
+    draws = sampler.bind(public_size, batch_size)
+    if type(draws) is not PoissonDraws or draws.largest is not None:
+        raise ValueError(
+            f"public_size={public_size} is given with {sampler!r}: batches of a fixed size and full"
+            " batches show how many there are, and the cost of cutting a draw depends on it."
+            " Expected sampling='poisson', in which nothing depends on the number but who is drawn"
+        )
+    return replace(draws, population=population)
 
 
 _REGISTRY: dict[str, Callable[[], Sampler]] = {

@@ -387,7 +387,7 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        samples, mode = torch.arange(count), ConstantDraws()
+        samples, mode = torch.arange(count, device="cpu"), ConstantDraws()
         return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
@@ -410,8 +410,8 @@ def _first_norm(run: Execution, name: str) -> Tensor:
     """Of the first sample's gradient of a parameter, ``[1]``, whatever its size."""
     factors = list_factors(run.factors, name)
     if not factors:
-        return torch.zeros(1, dtype=torch.float64)
-    first = torch.zeros(1, dtype=torch.int64)
+        return torch.zeros(1, dtype=torch.float64, device="cpu")
+    first = torch.zeros(1, dtype=torch.int64, device="cpu")
     return norms_of_extremes([combine(factors)], first).double().cpu()
 
 
@@ -439,7 +439,7 @@ def _seed_first(
         if output.requires_grad:
             seed = torch.zeros_like(output)
             part: Any = tuple(slice(0, size) for size in shape)
-            values = torch.linspace(-1, 2, max(1, shape.numel()), dtype=output.dtype)
+            values = torch.linspace(-1, 2, max(1, shape.numel()), dtype=output.dtype, device="cpu")
             values = values[: shape.numel()].view(shape).to(output.device)
             seed[part if is_list else (0, *part)] = scale * values
             seeds.append(Seed(output, seed))

@@ -224,6 +224,14 @@ def test_settings_of_the_environment_are_refused_too(variable, value, shown, mon
         PrivateAccelerator(cpu=True)
 
 
+def test_processes_that_it_does_not_know_of_are_refused(monkeypatch):
+    """Each would take itself for the first one, and write its files."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *group: 2)
+    with pytest.raises(IntegrationError, match=r"of 2 ranks, and the Accelerator 1: .*cpu=True"):
+        PrivateAccelerator()
+
+
 def test_arguments_that_work(tmp_path):
     PrivateAccelerator(
         device_placement=True,

@@ -35,7 +35,7 @@ def run(folder, kinds, ranks, *options):
 
 @pytest.mark.slow
 def test_two_processes_end_as_one_and_go_on(tmp_path):
-    kinds = ("full", "lora", "bf16")
+    kinds = ("full", "lora", "bf16", "sft", "dpo")
     (alone,) = run(tmp_path / "one", kinds, 1)
     both = run(tmp_path / "two", kinds, 2)
     for kind in kinds:

@@ -22,12 +22,14 @@ ANSWERS = [" warm day", " snow", " rain and wind", " the sun", " cold"]
 OTHERS = [" the the", " is", " here day warm", " snow", " sun"]
 
 
-@pytest.fixture(scope="module")
-def words():
+def read_words():
     found = tokenizer()
     found.eos_token = "[SEP]"
     found.backend_tokenizer.post_processor = None
     return found
+
+
+words = pytest.fixture(scope="module", name="words")(read_words)
 
 
 def llama():

@@ -162,6 +162,16 @@ def less_noise_in_a_line(folder, kept):
     replace(folder / "ledger.jsonl", line, b'"noise_multiplier":99.0', 1)
 
 
+def move_lines(change):
+    def tamper(folder, kept):
+        path = folder / "ledger.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        change(lines)
+        path.write_bytes(b"".join(lines))
+
+    return tamper
+
+
 def smaller_epsilon(folder, kept):
     edited(folder / "result.json", lambda result: result["private"].update(epsilon=1.0))
 
@@ -202,6 +212,12 @@ def append(name, content):
 FOLDERS = {
     "a line of the ledger": (less_noise_in_a_line, ["files"]),
     "the ledger is cut": (lambda f, k: cut(f / "ledger.jsonl", 12), ["evidence", "report"]),
+    "a line of the ledger is missing": (move_lines(lambda lines: lines.pop(6)), ["files"]),
+    "lines of the ledger in another order": (
+        move_lines(lambda lines: lines.insert(5, lines.pop(6))),
+        ["files"],
+    ),
+    "a line of the ledger twice": (move_lines(lambda lines: lines.insert(6, lines[6])), ["files"]),
     "the ledger of another run": (
         lambda f, k: shutil.copy(k / "other" / "ledger.jsonl", f),
         ["evidence", "report"],

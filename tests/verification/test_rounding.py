@@ -145,7 +145,7 @@ def _pad(rows):
     return ids, ids.ne(0).long()
 
 
-@pytest.mark.slow
+@pytest.mark.every_nth(8)
 @pytest.mark.parametrize("seed", range(8))
 def test_adapters_on_padded_texts_under_autocast_are_not_refused(seed):
     """Gradients of few entries, of other lengths: they have the digits of bfloat16."""

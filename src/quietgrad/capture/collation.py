@@ -23,7 +23,6 @@ from quietgrad.capture.compare import (
     Node,
     agree_across_sizes,
     agree_by_sample,
-    coarsest_bits,
     find_largest,
     is_same,
     leaves,
@@ -426,7 +425,7 @@ class _Pair:
             both = self._run(beside, first, backward=backward)
         except Exception:
             return True  # a model that does not run with so few says so in its own way
-        bits = coarsest_bits(self._call.model.parameters())
+        bits = self._call.bits
         if self._same_outputs(first, second, both, (0, 1), bits):
             return self._same_gradients(first, both, bits)
         return self._is_sorting and self._same_outputs(first, second, both, (1, 0), bits)
@@ -442,7 +441,7 @@ class _Pair:
             )
         except Exception:
             return True
-        bits = coarsest_bits(self._call.model.parameters())
+        bits = self._call.bits
         ones = _outputs_of_each(two.outputs, 2, is_list=self._is_list)
         others = _outputs_of_each(three.outputs, 3, is_list=self._is_list)
         return all(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
 
 from quietgrad.engine.engine import PrivacyEngine
 from quietgrad.errors import IntegrationError, MissingExtraError
@@ -158,9 +162,19 @@ class PrivateAccelerator(_Accelerator):  # type: ignore[misc]
             argument = ACCELERATOR_ARGUMENTS[name]
             if shown := argument.used(SimpleNamespace(**{name: given[name]})):
                 raise IntegrationError(f"Accelerator({shown}): {argument.note}.")
+        is_launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if is_launched and not torch.accelerator.is_available() and "cpu" not in given:
+            kwargs["cpu"] = True  # else every process would take itself for the only one
         super().__init__(*args, **kwargs)
         self._engines: list[PrivacyEngine] = []
         refuse_arguments(self, _Accelerator, ACCELERATOR_ARGUMENTS)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if ranks != self.num_processes:
+            raise IntegrationError(
+                f"torch.distributed has a process group of {ranks} ranks, and the Accelerator "
+                f"{self.num_processes}: each would write the files of the first. On a CPU pass "
+                "Accelerator(cpu=True), and launch with torchrun or accelerate launch."
+            )
 
     def prepare_model(
         self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False

@@ -149,7 +149,8 @@ class Collation:
         unsorted = [{row} for row in range(count)]
         for place in sorted(known):
             found = _find_rows(together[place], [parts[place] for parts in alone], count)
-            if found is not None and all(found):
+            # Offsets begin at zero: that all elements are found in the first row tells nothing.
+            if found is not None and all(found) and len(set[int]().union(*found)) == count:
                 rows = [one & other for one, other in zip(rows, found, strict=True)]
                 unsorted = rows
         for place, part in enumerate(together):
@@ -157,7 +158,7 @@ class Collation:
             if place in known or found is None:
                 continue
             if not all(one & other for one, other in zip(unsorted, found, strict=True)):
-                return torch.as_tensor(part)
+                return part if isinstance(part, Tensor) else torch.from_numpy(part)
         return None
 
     def _is_repeatable(self, elements: list[Any]) -> bool:
@@ -209,7 +210,7 @@ def _as_rows(part: Any, count: int) -> Tensor | None:
         return None
     if not isinstance(part, (Tensor, np.ndarray)) or not part.ndim or len(part) != count:
         return None
-    rows = torch.as_tensor(part).detach().cpu()
+    rows = torch.as_tensor(part, device="cpu").detach()
     return None if rows.layout is not torch.strided or rows.is_quantized else rows
 
 

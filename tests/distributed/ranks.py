@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 100
+SECONDS = 600
 
 
 class Ended:

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quietgrad.capture.choice import (
     COPIED,
@@ -71,8 +71,8 @@ from quietgrad.capture.repetition import (
     Factors,
     ModelCall,
     Recapture,
+    Tremble,
     repeat,
-    trembling_weights,
 )
 from quietgrad.capture.samples import (
     Arguments,
@@ -92,6 +92,8 @@ Choose = Callable[[Any], Any]
 Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
 """Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
 
+MovedWeights = Callable[[nn.Module, Callable[[str, Tensor], Tensor]], AbstractContextManager[None]]
+
 Gaps = dict[tuple[Any, int, int], tuple[Tensor, Tensor]]
 """Of each part of a gradient, by sample: how far apart it is in two runs, and how far it may be."""
 
@@ -107,11 +109,13 @@ class RecordedCall:
         call: the call.
         factors: of the gradients that arrived at its sites.
         recapture: captures repeats.
+        moved_weights: in it a model has other weights.
         batch: the number of samples.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
         find_shared: tells, by id, parts of its arguments that were the same with other samples.
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
+        saves_room: whether memory is worth more than copies.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
     """
@@ -119,11 +123,13 @@ class RecordedCall:
     call: ModelCall
     factors: Factors
     recapture: Recapture
+    moved_weights: MovedWeights
     batch: int
     is_bypassed: bool = False
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
+    saves_room: bool = False
 
     @cached_property
     def broken(self) -> Tensor:
@@ -421,7 +427,8 @@ class _Examination:
     ) -> Verdict:
         """Whether the ``rest`` gets the same with these samples in the places of the call's."""
         try:
-            run = self.run(self.layout.select(samples), samples, mode, backward=backward)
+            only = rest if self.recorded.saves_room else None
+            run = self.run(self.layout.select(samples), samples, mode, backward=backward, only=only)
         except Exception as error:
             self._error = error
             return False
@@ -554,7 +561,7 @@ class _Examination:
             return False
         moved: list[Gaps | None] = []
         for _ in range(_TREMBLES):
-            with trembling_weights(self._call.model):
+            with self.recorded.moved_weights(self._call.model, Tremble()):
                 mode = DrawRecorder() if self._drawn.has_hidden else None
                 run = self.run(self._unchanged, self._everyone, mode)
             moved.append(self._measure_gaps(run, samples, samples))
@@ -628,9 +635,13 @@ class _Examination:
         mode: AbstractContextManager[Any] | None = None,
         *,
         backward: bool = True,
+        only: Tensor | None = None,
         read_rows: bool = False,
     ) -> Execution:
-        """A repeat in which sample ``i`` is ``samples[i]`` of the call."""
+        """A repeat in which sample ``i`` is ``samples[i]`` of the call.
+
+        With ``only``, gradients of these of its samples are all that will be compared.
+        """
         call, count = self._call, len(samples)
         returned = call.returned
         assert returned is not None
@@ -639,7 +650,7 @@ class _Examination:
         comparison = self._comparison(samples, torch.arange(count), samples)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         hold = count == self.recorded.batch
-        options = {"hold": hold, "read_rows": read_rows}
+        options: Any = {"hold": hold, "only": only, "read_rows": read_rows}
         if self._steady is not None:
             mode = self._steady()
         return repeat(call, choose, samples, seeds, self.recorded.recapture, mode, **options)
@@ -649,7 +660,7 @@ class _Examination:
         choose: Choose,
         samples: Tensor,
         mode: AbstractContextManager[Any] | None = None,
-        **options: bool,
+        **options: Any,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:

@@ -128,6 +128,8 @@ class Capture:
             self._repeating,
             self._refuse_kept_gradients,
             self._certify,
+            self._world.moved_weights,
+            saves_room=self._world.saves_room,
             thorough=thorough,
         )
         self.compiler: ModelCompiler | None = None
@@ -223,6 +225,7 @@ class Capture:
         """
         tape, collation = self._tape, self._tape.collation
         self._check_losses(losses, scale)
+        self._world.require_same_losses(losses)
         try:
             graph, is_wanted = self._look_at(losses)
             source = self._world.common_choices()
@@ -563,6 +566,7 @@ class Capture:
             self._mode.frames.clear()
             self._tape.close()
             self._tape, self._is_capturing, self._is_repeating = own, False, False
+            self._world.end_repeat()
 
     @contextmanager
     def paused(self, is_paused: bool = True) -> Iterator[None]:

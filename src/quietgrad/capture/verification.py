@@ -20,7 +20,12 @@ from quietgrad.capture.choice import draw_below, split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
-from quietgrad.capture.independence import RecordedCall, check_independence, check_single
+from quietgrad.capture.independence import (
+    MovedWeights,
+    RecordedCall,
+    check_independence,
+    check_single,
+)
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
     from quietgrad.capture.owners import OwnedLayout
     from quietgrad.capture.tape import Arrival, Site, Tape
 
-_CALLER = 9  # stack frames from a warning to the user's call of engine.backward
+_CALLER = 10  # stack frames from a warning to the user's call of engine.backward
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -142,6 +147,8 @@ class Verifier:
         on_probed: called when gradients have been back-propagated, before calls are repeated; it
             may refuse what hooks did meanwhile.
         on_examined: called with each call of several samples that was verified, and its number.
+        moved_weights: in it a model has other weights.
+        saves_room: whether another backward pass is worth less than what it frees.
         thorough: whether independence is verified, and not only which rows belong to whom.
     """
 
@@ -151,9 +158,12 @@ class Verifier:
         repeating: Callable[[], AbstractContextManager[Recapture]],
         on_probed: Callable[[], None],
         on_examined: Callable[[RecordedCall, Tape, int], None],
+        moved_weights: MovedWeights,
         *,
+        saves_room: bool,
         thorough: bool,
     ) -> None:
+        self._moved_weights, self._saves_room = moved_weights, saves_room
         self._on_examined = on_examined
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._on_probed = on_probed
@@ -207,6 +217,15 @@ class Verifier:
         finally:
             self._constants.note(tape.calls)
 
+    def _examine_probed(
+        self, tape: Tape, losses: Tensor, whole: list[Arrival], *, is_new: bool
+    ) -> None:
+        """What is known of the recorded graph is enough from here on."""
+        if self._saves_room:
+            tape.free_graph(losses)
+        self._on_probed()
+        self._examine(tape, losses, whole, is_new=is_new)
+
     def _verify(self, tape: Tape, losses: Tensor, graph: Graph) -> list[Arrival] | None:
         kind = self._kind(tape, graph)
         if not self._thorough:
@@ -216,22 +235,19 @@ class Verifier:
             arguments = [(call.args, call.kwargs) for call in tape.calls]
             whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
             if whole is not None:
-                self._examine(tape, losses, whole, is_new=False)
+                self._examine_probed(tape, losses, whole, is_new=False)
             self.is_decisive, self._earlier = bool(self._earlier), arguments
             return whole
         if tape.verify or kind not in self._known or tape.is_unsettled():
             whole, self.is_decisive = probe_layouts(tape, losses), True
-            self._examine(tape, losses, whole, is_new=kind not in self._known)
+            self._examine_probed(tape, losses, whole, is_new=kind not in self._known)
             self._known.add(kind)
             return whole
         is_open = graph.selects_rows or tape.has_owned_rows()
         return probe_layouts(tape, losses) if is_open else None
 
-    def _examine(
-        self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
-    ) -> None:
+    def _examine(self, tape: Tape, losses: Tensor, whole: list[Arrival], *, is_new: bool) -> None:
         """Repeat every call of the model."""
-        self._on_probed()
         traces = [call.leaves_traces for call in tape.calls]
         self.needs_snapshots |= any(each is True for each in traces)
         for number, call in enumerate(tape.calls):
@@ -248,18 +264,22 @@ class Verifier:
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 recorder = FactorRecorder(tape, is_probed=True)
-                for each in whole:
+                for place, each in enumerate(whole):
                     if each.site.call == number or (only and call.with_gradients):
-                        recorder(each)
+                        made = recorder(each)
+                        if made and self._saves_room:
+                            whole[place] = tape.settled(each, made)
                 recorded = RecordedCall(
                     call,
                     recorder.factors,
                     recapture,
+                    self._moved_weights,
                     tape.batch,
                     is_bypassed,
                     find_shared,
                     has_owned_rows,
                     number in self._joined,
+                    self._saves_room,
                 )
                 if tape.batch == 1:
                     is_alike = len(self._earlier) == len(tape.calls)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
+from quietgrad.distributed.sharding import exchange_local, local_of
 from quietgrad.errors import DistributedTrainingError, RankError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ Facts = Callable[[], Mapping[str, object]]
 """What must be the same on all ranks, by names that people know."""
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
 """Adds noise to sums, which it uses up."""
+Move = Callable[[str, Tensor], Tensor]
+"""Other values of a weight, given its name and values."""
 
 _NOBODY: AbstractContextManager[None] = nullcontext()  # to ask; the same one each time
 
@@ -48,6 +51,7 @@ class World:
         size: the number of all.
         has_collectives: whether the model itself asks other ranks while it runs, so that all must
             run the same passes.
+        saves_room: whether memory is worth more than a pass where a micro-batch is verified.
         part_name: what part of the model is here, in words that follow on others; empty for all.
         call: what the script has called, which must be the same on all ranks.
     """
@@ -55,6 +59,7 @@ class World:
     rank = 0
     size = 1
     has_collectives = False
+    saves_room = False
     part_name = ""
     call = "PrivacyEngine()"
 
@@ -129,6 +134,31 @@ class World:
     def verifying(self, *, is_wanted: bool) -> AbstractContextManager[None]:
         """In here passes may be repeated, if this rank wants to or not."""
         return _NOBODY
+
+    def require_same_losses(self, losses: Tensor) -> None:
+        """Refuse losses that differ from those of ranks which run the same samples."""
+
+    def end_repeat(self) -> None:
+        """A pass that was repeated has ended, or failed."""
+
+    @contextmanager
+    def moved_weights(self, model: nn.Module, move: Move) -> Iterator[None]:
+        """In here passes of this rank find other weights, if they are its own to change.
+
+        Args:
+            model: whose weights are meant.
+            move: what becomes of them.
+        """
+        before = []
+        try:
+            for name, weight in model.named_parameters():
+                held = local_of(weight.detach())
+                before.append((weight, held))
+                exchange_local(weight, move(name, held))
+            yield
+        finally:
+            for weight, held in before:
+                exchange_local(weight, held)
 
     def explain(self, error: BaseException | None) -> None:
         """A forward has failed, perhaps because other ranks stopped."""

@@ -6,6 +6,7 @@ how sums and weights travel: what is gathered, what waits to be scattered, and t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from quietgrad.factors.base import STACKED_FLOATS
 from quietgrad.planning.memory_model import Floats, ends_after_waiting
 from quietgrad.planning.modes import TENSOR, Mode, Weight
 from quietgrad.planning.rank_trace import RankTrace, VerifiedPass
+from quietgrad.planning.trace import NormParts
 
 WEIGHTS, OPTIMIZER, SUMS, GATHERED, ACTIVATIONS, BUFFERS = COMPONENTS = (
     "weights",
@@ -34,7 +36,6 @@ STEADY, VERIFIED, RELEASE = MOMENTS = ("micro-batch", "verified", "release")
 _TOGETHER = 1 << 18  # entries of small parameters whose sums are scattered together
 _ON_ITS_WAY = 2  # tensors like a parameter that an optimizer makes beside its state
 _FLOAT = 4  # bytes of a number of a norm
-_STACKED = 2.5  # times what norms are made of: that, a copy beside others, and a product
 # Entries for which noise is drawn at a time, and bytes that each of them takes on the way.
 _DRAWN_ON_HOST, _DRAWN_ELSEWHERE = (1 << 18, 24), (1 << 22, 48)
 _JOINED = 8  # bytes more, where sums of several parameters are put together
@@ -316,9 +317,11 @@ class _Backward:
         """Those at which most may be held."""
         profile, samples, part = self._profile, self._samples, self._memory.part
         ends = self._ends
+        over = profile.over(len(self._memory.groups))
         before = samples * (profile.before_clipping(ends) - part.before)
-        adding = samples * (profile.while_clipping(ends) - part.before)
-        measured = samples * (profile.when_measured(ends) - part.before) + self._made_of_norms()
+        adding = samples * (profile.while_clipping(ends) - part.before - over)
+        measured = samples * (profile.when_measured(ends) - part.before - over)
+        measured += self._made_of_norms()
         inputs = samples * self._memory.traced.trace.inputs
         find = self._sharded if self._memory.mode.is_sharded else self._whole
         found = [
@@ -336,13 +339,41 @@ class _Backward:
         return found
 
     def _made_of_norms(self) -> Floats:
-        """[n], bytes of tables of positions that wait for those of other layers, and copies."""
-        trace, samples = self._memory.traced.trace, self._samples
-        found = np.zeros(len(self._ends))
+        """[n], bytes that norms which are taken together need, in the turn in which they are.
+
+        Tables that were made for them, copies of all that is alike beside each other, and products.
+        What is more than may wait is not kept for that, as in `quietgrad.reduction`.
+        """
+        trace, found = self._memory.traced.trace, np.zeros(len(self._ends))
+        waiting: dict[int, list[NormParts]] = {}  # by the turn in which their group is clipped
+        held = 0.0
         for i in self._own:
-            fitting = [t for t in trace.grams[i] if samples * t**2 <= STACKED_FLOATS]
-            found[self._ends[i]] += sum(2 * _FLOAT * samples * t**2 for t in fitting)
-        return _STACKED * np.minimum(found, trace.waiting_limit)
+            for parts in trace.norms[i]:
+                size = self._bytes_of(parts)
+                fits = self._samples * parts.size <= STACKED_FLOATS
+                if fits and held + size <= trace.waiting_limit:
+                    held += size
+                    waiting.setdefault(self._ends[i], []).append(parts)
+            for end in [each for each in waiting if each <= i]:
+                taken = waiting.pop(end)
+                held -= sum(map(self._bytes_of, taken))
+                found[end] = self._taken_at_once(taken)
+        for end, taken in waiting.items():
+            found[end] = self._taken_at_once(taken)
+        return found
+
+    def _bytes_of(self, parts: NormParts) -> int:
+        return _FLOAT * self._samples * parts.size * (2 if parts.is_table else 1)
+
+    def _taken_at_once(self, parts: Sequence[NormParts]) -> float:
+        tables = sum(self._bytes_of(each) for each in parts if each.is_table)
+        copied = highest = 0.0
+        for kind, count in Counter(parts).items():
+            size = count * self._bytes_of(kind)
+            copy = size if count > 1 else 0
+            highest = max(highest, copied + copy + (size / 2 if kind.is_table else 0))
+            copied += 0 if kind.is_table else copy  # gradients are summed from it, too
+        return tables + highest
 
     def _is_summed(self, layer: int, at: int, *, is_adding: bool) -> bool:
         """Whether a layer's sum is made before, or while, that of another is added."""

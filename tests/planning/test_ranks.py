@@ -21,7 +21,7 @@ from quietgrad.planning.modes import parse_mode
 from quietgrad.planning.rank_trace import trace_one_sample
 
 from .measured import measured_peaks
-from .models import MODELS, SAMPLES, gpt2, vit
+from .models import MODELS, SAMPLES
 
 
 def llama(layers=2, width=64, heads=4, inner=128, words=96, positions=32, **options):

@@ -7,7 +7,7 @@ how sums and weights travel: what is gathered, what waits to be scattered, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -137,14 +137,14 @@ class RankMemory:
         amounts.update({names[name]: float(size) for name, size in found.items()})
         return amounts
 
-    def gathered(self, places: Sequence[str] | None = None) -> int:
-        """Bytes of the weights of some blocks, or of all, when they are whole."""
+    def gathered(self, places: Collection[str]) -> int:
+        """Bytes of the weights of some blocks when they are whole."""
         if not self.mode.is_sharded:
             return 0
         return sum(
             weight.numbers * (self.gathered_itemsize or weight.itemsize)
             for weight in self.weights
-            if places is None or weight.place in places
+            if weight.place in places
         )
 
     # -- moments ---------------------------------------------------------------------------------
@@ -185,25 +185,32 @@ class RankMemory:
 
     def _verified(self, samples: int) -> Amounts:
         """While passes are repeated; or when sums are made of what was recorded."""
-        others, gathered = self._waiting_micro_batches(samples), self.gathered()
+        others = self._waiting_micro_batches(samples)
         found = self.part.verified or self.traced.verified
-        repeated = samples * found.highest + others
+        repeating = samples * found.highest + others
         recorded = samples * found.recorded + others
         earlier = self.sum_bytes if self.micro_batches > 1 else 0
         if self.mode.is_sharded:
-            early, late = _Backward(self, samples).split()
-            wholes = sum(weight.sum_size for weight in early)
+            # The graph of the recorded pass is freed before others run: its factors stay.
+            kept = samples * found.repeated + others
+            repeating -= recorded - kept
+            trained, gathered = [w for w in self.weights if w.is_trained], self._gathered_at_most
             moments = [
-                self._amounts(active=repeated, gathered=gathered, sums=earlier),
-                self._amounts(active=recorded, gathered=gathered, sums=earlier, buffers=wholes),
-                self._amounts(active=recorded, sums=self.sum_bytes, buffers=self.scattering(late)),
+                self._amounts(active=max(recorded, repeating), gathered=gathered, sums=earlier),
+                self._amounts(active=kept, sums=self.sum_bytes, buffers=self.scattering(trained)),
             ]
         else:
             moments = [
-                self._amounts(active=repeated, sums=earlier),
+                self._amounts(active=repeating, sums=earlier),
                 self._amounts(active=recorded, sums=self.sum_bytes),
             ]
         return max(moments, key=lambda amounts: amounts.total)
+
+    @property
+    def _gathered_at_most(self) -> int:
+        """By a pass that runs as others ask: what is outside of blocks, and one of those."""
+        places = {weight.place for weight in self.weights}
+        return max(self.gathered({"", place}) for place in places)
 
     def scattering(self, weights: Sequence[Weight]) -> float:
         """Sums that are scattered a few at a time: the largest of them, and copies on the way."""
@@ -306,12 +313,6 @@ class _Backward:
 
     def _is_early(self, layer: int) -> bool:
         return all(weight.name in self._early_names for weight in self._layers[layer])
-
-    def split(self) -> tuple[list[Weight], list[Weight]]:
-        """What is scattered when gradients have passed its module, and what at the end."""
-        trained = [weight for weight in self._memory.weights if weight.is_trained]
-        early = [weight for weight in trained if weight.name in self._early_names]
-        return early, [weight for weight in trained if weight.name not in self._early_names]
 
     def moments(self) -> list[Moment]:
         """Those at which most may be held."""

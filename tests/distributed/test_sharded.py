@@ -216,6 +216,7 @@ def kill_and_resume(tmp_path, where, victim, ranks=2):
             assert each.result is not None, each.output
             # Of torch, if it waits for weights in a forward.
             assert each.result[0]["error"] in ("RankError", "RuntimeError"), each.output
+            assert f"rank {victim} ended without a word" in each.result[0]["message"]
     (again,) = run([("sharded_die", options | {"restart": True})], ranks)
     for each in again:
         assert each["steps"] == 6

@@ -294,10 +294,19 @@ class Capture:
     # -- several recordings at once -------------------------------------------------------------
 
     def begin_flight(
-        self, batch: int, *, verify: bool = False, collation: Collation | None = None
+        self,
+        batch: int,
+        *,
+        verify: bool = False,
+        collation: Collation | None = None,
+        is_of_one: bool = False,
     ) -> None:
-        """Begin one of several recordings, of which others were set aside before."""
+        """Begin one of several recordings, of which others were set aside before.
+
+        If it ``is_of_one`` sample, of which all others are copies, nothing can be told of mixing.
+        """
         self._begin(batch, verify=verify, collation=collation)
+        self._tape.is_of_one |= is_of_one
 
     @ignoring_autocast
     def set_aside(self, losses: Tensor) -> Tape:

@@ -144,6 +144,7 @@ class Tape:
         self.token = torch.zeros((), requires_grad=True)
         self.batch, self.verify = batch, verify
         self.scale = 1.0  # of all losses, in every pass
+        self.is_of_one = batch == 1  # all rows may be copies of one sample
         self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False
         self.phase = TapePhase.FORWARD
         self.sites: list[Site] = []

@@ -241,7 +241,8 @@ class Verifier:
         if tape.verify or kind not in self._known or tape.is_unsettled():
             whole, self.is_decisive = probe_layouts(tape, losses), True
             self._examine_probed(tape, losses, whole, is_new=kind not in self._known)
-            self._known.add(kind)
+            if not tape.is_of_one:
+                self._known.add(kind)
             return whole
         is_open = graph.selects_rows or tape.has_owned_rows()
         return probe_layouts(tape, losses) if is_open else None

@@ -318,7 +318,8 @@ def one_sample_first(seed=1):
     parts = build(dist.get_world_size())
     parts[-1] = Mixing(parts[-1], detached=True)
     x, y = data(5).tensors
-    part = Part(parts=parts, dataset=TensorDataset(x, y), batch_size=1, verification="once", seed=seed)
+    options = {"batch_size": 1, "verification": "once", "seed": seed}
+    part = Part(parts=parts, dataset=TensorDataset(x, y), **options)
     seen, error = [], None
     try:
         with without_noise():

@@ -229,7 +229,8 @@ class Capture:
         try:
             graph, is_wanted = self._look_at(losses)
             source = self._world.common_choices()
-            choices = nullcontext() if source is None else common_choices(source)
+            vote = self._world.vote_on_passes
+            choices = nullcontext() if source is None else common_choices(source, vote)
             with self._world.verifying(is_wanted=is_wanted), choices:
                 whole = self._verify(losses, graph)
                 if whole is not None and scale == 1.0:

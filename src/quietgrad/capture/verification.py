@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.choice import draw_below, split_samples
+from quietgrad.capture.choice import draw_below, on_any, split_samples
 from quietgrad.capture.collation import check_collation
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
@@ -238,13 +238,15 @@ class Verifier:
                 self._examine_probed(tape, losses, whole, is_new=False)
             self.is_decisive, self._earlier = bool(self._earlier), arguments
             return whole
-        if tape.verify or kind not in self._known or tape.is_unsettled():
+        is_wanted = tape.verify or kind not in self._known or tape.is_unsettled()
+        is_open = graph.selects_rows or tape.has_owned_rows()
+        is_wanted, is_open = on_any(is_wanted, is_open)
+        if is_wanted:
             whole, self.is_decisive = probe_layouts(tape, losses), True
             self._examine_probed(tape, losses, whole, is_new=kind not in self._known)
             if not tape.is_of_one:
                 self._known.add(kind)
             return whole
-        is_open = graph.selects_rows or tape.has_owned_rows()
         return probe_layouts(tape, losses) if is_open else None
 
     def _examine(self, tape: Tape, losses: Tensor, whole: list[Arrival], *, is_new: bool) -> None:

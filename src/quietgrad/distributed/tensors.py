@@ -83,6 +83,13 @@ class _Row(Replicas):
         self._asked += 1
         return random.Random(f"{self._key}/{self.data_rank}/{self._asked}")
 
+    def vote_on_passes(self, are_so: Sequence[bool]) -> list[bool]:
+        """Of a row: its ranks go on side by side, whatever each of them sees of its parts."""
+        said = torch.tensor(are_so, dtype=torch.int64, device=self.device)
+        with explained(self._find_failures):
+            dist.all_reduce(said, dist.ReduceOp.MAX, group=self._norms)
+        return [bool(each) for each in said.tolist()]
+
     def require_same_losses(self, losses: Tensor) -> None:
         """Refuse a row of ranks that do not run the same samples alike."""
         own = losses.detach().double().nan_to_num(0.0, 0.0, 0.0).to(self.device)
@@ -142,19 +149,24 @@ class _Row(Replicas):
 
     def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
         """What is whole on all ranks has the same gradient on all, or it was used on a part."""
-        apart: list[str] = []
-        for name in sorted(name for name in sums if name not in self._cut):
+        whole, apart = sorted(name for name in sums if name not in self._cut), 0
+        for place, name in enumerate(whole, 1):
             first = sums[name].detach().clone().contiguous()
             with explained(self._find_failures):
                 dist.broadcast(first, group=self._norms, group_src=0)
             if not float((first - sums[name]).norm()) <= _APART * float(first.norm()):
-                apart.append(name)
-        if apart:  # when all ranks have gone through all of them
+                apart = apart or place
+        found = torch.tensor(apart, device=self.device)
+        with explained(self._find_failures):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._norms)
+        if int(found):  # on one of them
             raise UnsupportedOperationError(
-                f"parameter '{apart[0]}' is whole on every rank, and its clipped sums differ from "
-                "rank to rank: it is used on activations of which each rank has a part, so that "
-                "its gradient has parts, too. Use it on whole activations, spread the layer, or "
-                "freeze the parameter. Nothing was released."
+                f"parameter '{whole[int(found) - 1]}' is whole on every rank, and its clipped sums "
+                "differ from rank to rank: it is used on activations of which each rank has a "
+                "part, so that its gradient has parts, too, or ranks do not run the same samples "
+                "alike (what changes them at random, and dropout, must draw alike). Use it on "
+                "whole activations, spread the layer, or freeze the parameter. Nothing was "
+                "released."
             )
 
     def noisy(
@@ -194,13 +206,12 @@ class TensorParts(_Row):
     def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
         super().__init__(is_seeded=is_seeded)
         parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
-        grid = self._join_row(
-            {
-                name: (p.device_mesh, p.placements)
-                for name, p in parameters.items()
-                if is_distributed_tensor(p)
-            }
-        )
+        spread = {
+            name: (p.device_mesh, p.placements)
+            for name, p in parameters.items()
+            if is_distributed_tensor(p)
+        }
+        grid = self._join_row(spread)
         for members in zip(*grid, strict=True) if len(grid) > 1 else ():
             group = dist.new_group(list(members))
             if self.rank in members:
@@ -239,9 +250,8 @@ class ShardedParts(_Row, Shards):
                 "Shard over one dimension: fully_shard(model, mesh=mesh['dp']).",
                 "a mesh of three dimensions was not tried",
             )
-        grid = self._join_row(
-            {name: w.part for name, w in sharded.weights.items() if w.part is not None}
-        )
+        spread = {name: w.part for name, w in sharded.weights.items() if w.part is not None}
+        grid = self._join_row(spread)
         self._column, own = self._group, sharded.mesh.mesh.flatten().tolist()
         if not all(self.gather(tuple(own) in zip(*grid, strict=True))):
             raise DistributedTrainingError(

@@ -207,6 +207,10 @@ class World:
         """What the ranks that run the same passes choose samples with; None for one alone."""
         return None
 
+    def vote_on_passes(self, are_so: Sequence[bool]) -> list[bool]:
+        """Of each whether it is so on some of the ranks that run the same passes."""
+        return list(are_so)
+
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.
 

@@ -152,6 +152,14 @@ def test_what_fills_micro_batches_up_must_stay_at_their_end(two, name):
 
 
 @pytest.mark.slow
+def test_a_first_batch_of_one_sample_settles_nothing():
+    """Copies of it fill micro-batches up, and mixing them changes nothing that could be seen."""
+    for each in run([("stages.one_sample_first", {"seed": 2})], 2, timeout=5)[0]:
+        assert each["error"] in ("SampleMixingError", "RankError"), each
+        assert each["seen"][-1] <= 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_one_stage_refuses_stops_all(what):
     kind, rank = REFUSED[what]

@@ -8,7 +8,7 @@ one for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
@@ -55,11 +55,13 @@ class Sums(dict[str, Tensor]):
     Attributes:
         can_redo: whether the first sum of a batch can be taken back and made again.
         has_order: whether it matters which of the last sums are added first.
+        holds_back: whether nothing is to be added before all gradients are there.
     """
 
     is_torn = False
     can_redo = True
     has_order = False
+    holds_back = False
 
     def add(self, name: str, make: Callable[[Tensor | None], Tensor]) -> None:
         """Add a parameter's sum over a micro-batch: ``make`` adds it to what it is given."""
@@ -195,7 +197,7 @@ class Bulk:
     ) -> tuple[Tensor, Tensor | None]:
         """Norms of a group, and the samples for which they were not taken in the usual way."""
         norms = squares.clamp_min(0).sqrt()
-        is_extreme = find_extremes(squares, self._narrowest())
+        is_extreme = find_extremes(squares, self._narrowest() if joint is None else joint.dtype)
         if not is_extreme.any():
             return norms, None
         samples = is_extreme.nonzero().flatten()
@@ -206,13 +208,17 @@ class Bulk:
         return norms.index_copy(0, samples, exact.to(norms)), samples
 
     def _narrowest(self) -> torch.dtype:
-        types = {factor.dtype for factor in self.factors()}
-        return min(types, key=lambda dtype: torch.finfo(dtype).bits)
+        return narrowest(factor.dtype for factor in self.factors())
 
 
 @lru_cache(maxsize=256)
 def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(places, device=device)
+
+
+def narrowest(types: Iterable[torch.dtype]) -> torch.dtype:
+    """Of these types the one with the fewest bits."""
+    return min(types, key=lambda dtype: torch.finfo(dtype).bits)
 
 
 def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -228,7 +234,21 @@ def _refuse_changed(bulk: Bulk) -> None:
 
 
 class Joint(Protocol):
-    """Ranks that have parts of the same samples' gradients."""
+    """Ranks that have parts of the same samples' gradients.
+
+    Attributes:
+        device: of what they tell each other.
+        dtype: the narrowest type of the gradients that any of them clips next.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def agree(self, place: int, ready: Sequence[bool], types: Iterable[torch.dtype]) -> list[bool]:
+        """Which groups are complete on all of these ranks, and what is the narrowest type.
+
+        Refuses ranks that are at different places of a backward pass.
+        """
 
     def counts(self, name: str) -> bool:
         """Whether the norms of this rank's part of a parameter count: others may have the same."""
@@ -250,9 +270,9 @@ class ClippedReducer:
             are those of the gradients without it.
         counted: which samples are clipped and summed, ``[B]``; None for all. The others, which fill
             up a micro-batch, add nothing, whatever they are.
-        joint: other ranks with other parts of these gradients, if there are any. All come here with
-            the same groups in the same order.
     """
+
+    is_alone = True  # whether no other rank has parts of these gradients
 
     def __init__(
         self,
@@ -263,9 +283,8 @@ class ClippedReducer:
         sums: Sums | None = None,
         loss_scale: float = 1.0,
         counted: Tensor | None = None,
-        joint: Joint | None = None,
     ) -> None:
-        self._counted, self._joint = counted, joint
+        self._counted = counted
         self.grads = Sums() if sums is None else sums
         self.groups, self.clipping, self._evaluator = groups, clipping, evaluator
         self._batch, self.loss_scale = batch, loss_scale
@@ -296,10 +315,9 @@ class ClippedReducer:
         self._missing[index].discard(name)
         if not self._missing[index]:
             self._ready.append(index)
-            if len(self.groups) > 1:
+            if len(self.groups) > 1 and self.is_alone and not self.grads.holds_back:
                 self._waiting += sum(found.factor.held_bytes() for found in self._held[index])
-                # What waits differs from rank to rank; where they ask each other, nothing does.
-                if self._waiting > waiting_bytes(device) or self._joint is not None:
+                if self._waiting > waiting_bytes(device):
                     self._reduce_ready(is_last=False)
 
     def joined_done(self, names: Sequence[str], factor: Factor) -> None:
@@ -308,7 +326,7 @@ class ClippedReducer:
         Groups that are clipped one after the other take their own, and so do ranks with parts.
         """
         norms = None
-        if len(self.groups) == 1 and self._joint is None and factor.device.type == "cpu":
+        if len(self.groups) == 1 and self.is_alone and factor.device.type == "cpu":
             norms = self._evaluator.measure_joined(factor, len(names))
         if norms is None or self._all_raw_bytes + norms.nbytes > waiting_bytes(factor.device):
             for place, name in enumerate(names):
@@ -337,8 +355,8 @@ class ClippedReducer:
         return norms
 
     @ignoring_autocast
-    def reduce_ready(self) -> None:
-        """Clip at once what waits for others."""
+    def reduce_ready(self, place: int) -> None:
+        """Clip at once what waits for others; gradients have come to this place on all ranks."""
         self._reduce_ready(is_last=False)
 
     @ignoring_autocast
@@ -406,19 +424,7 @@ class ClippedReducer:
         self._ready, self._waiting = [], 0
         if not ready:
             return
-        if is_last:
-            if self.grads.has_order:
-                for index in ready:
-                    self._held[index].sort(key=lambda found: self.grads.order(found.name))
-            self.grads.begin_last([found.name for i in ready for found in self._held[i]])
-        bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
-        for index in ready:
-            self._held[index] = []
-            self._all_raw_bytes -= self._raw_bytes[index]
-        _refuse_changed(bulk)
-        if self._joint is not None:
-            self._reduce_carefully(bulk)
-            return
+        bulk = self._take(ready, is_last=is_last)
         squares = bulk.squares()
         norms = self._unscaled(squares.sqrt())
         weights, are_bounded = self._weigh(norms, ready)
@@ -439,6 +445,22 @@ class ClippedReducer:
         if is_open:
             self._doubts.append(Doubt(is_fine))
             self._unread = bulk
+
+    def _take(self, ready: list[int], *, is_last: bool) -> Bulk:
+        """What is held of these groups; if they are the last ones, in the order of their sums."""
+        if is_last:
+            if self.grads.has_order:
+                order = self.grads.order
+                for index in ready:
+                    self._held[index].sort(key=lambda found: order(found.name))
+                ready.sort(key=lambda i: order(self._held[i][0].name) if self._held[i] else -1)
+            self.grads.begin_last([found.name for i in ready for found in self._held[i]])
+        bulk = Bulk(ready, [self._held[index] for index in ready], self._batch)
+        for index in ready:
+            self._held[index] = []
+            self._all_raw_bytes -= self._raw_bytes[index]
+        _refuse_changed(bulk)
+        return bulk
 
     def _weigh(self, norms: Tensor, ready: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Weights of usual norms ``[G, B]``, and whether what they leave is within its bound."""
@@ -486,22 +508,15 @@ class ClippedReducer:
 
     def _reduce_carefully(self, bulk: Bulk) -> None:
         """The same where some samples' norms cannot be taken in the usual way."""
-        squares = bulk.repaired() if self._joint is None else self._add_squares(bulk, self._joint)
-        broken = torch.zeros(self._batch, dtype=torch.bool, device=squares.device)
-        for place, index in enumerate(bulk.ready):
-            norms = bulk.norms(place, squares[place], self._joint)
-            finite = self._reduce_group(index, bulk.held[place], *norms)
-            broken |= self._of_counted(~finite)
-        self._broken = broken if self._broken is None else self._broken | broken
+        squares = bulk.repaired()
+        self._reduce_groups(bulk, [bulk.norms(i, row) for i, row in enumerate(squares)])
 
-    def _add_squares(self, bulk: Bulk, joint: Joint) -> Tensor:
-        """Of all ranks' parts, ``[G, B]``."""
-        device = bulk.found[0].factor.device
-        squares = torch.zeros(len(bulk.ready), self._batch, dtype=torch.float64, device=device)
-        for place, found in zip(bulk.places, bulk.found, strict=True):
-            if joint.counts(found.name):
-                squares[place] += found.own.sq_norm().double()
-        return joint.add_squares(squares)
+    def _reduce_groups(self, bulk: Bulk, norms: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """One after the other."""
+        broken = torch.zeros(self._batch, dtype=torch.bool, device=norms[0][0].device)
+        for index, held, found in zip(bulk.ready, bulk.held, norms, strict=True):
+            broken |= self._of_counted(~self._reduce_group(index, held, *found))
+        self._broken = broken if self._broken is None else self._broken | broken
 
     def _reduce_group(
         self, index: int, held: Sequence[Measured], norms: Tensor, extremes: Tensor | None

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 100
+SECONDS = 600
 
 
 class Ended:
@@ -94,7 +94,8 @@ def main():
             found.append(job(**options))
             print(f"{name} {options}: {time.perf_counter() - begun:.1f} s")
         except Exception as error:
-            found.append({"error": type(error).__name__, "message": str(error)})
+            message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            found.append({"error": type(error).__name__, "message": message})
             traceback.print_exc()
     Path(place).write_text(json.dumps(found))
     if any("refuse" in name for name, _ in jobs_to_do):

@@ -218,12 +218,12 @@ def sensitivity(clipping, schedule="Schedule1F1B"):
 class Mixing(nn.Module):
     """Takes the mean over the micro-batch away."""
 
-    def __init__(self, part):
+    def __init__(self, part, detached=False):
         super().__init__()
-        self.part = part
+        self.part, self.detached = part, detached
 
     def forward(self, x):
-        return self.part(x - x.mean(0))
+        return self.part(x - (x.detach() if self.detached else x).mean(0))
 
 
 class Failing(nn.Module):
@@ -302,14 +302,36 @@ def misuse(what):
     return Part(**options)
 
 
-def reorder():
+def reorder(targets=True):
+    """Without ``targets`` all labels are equal: nothing is to be seen of them."""
     part = Part(samples=8)
     with without_noise():
         for batch in part.engine.batches():
             for x, y in batch:
                 order = y.argsort()  # repeated ones come beside each other
-                part.engine.run(x[order], target=y[order])
+                part.engine.run(x[order], target=y[order] if targets else torch.zeros_like(y))
             part.engine.step()
+
+
+def one_sample_first(seed=1):
+    """The first batch is of one sample, with which micro-batches are filled up; a stage mixes."""
+    parts = build(dist.get_world_size())
+    parts[-1] = Mixing(parts[-1], detached=True)
+    x, y = data(5).tensors
+    options = {"batch_size": 1, "verification": "once", "seed": seed}
+    part = Part(parts=parts, dataset=TensorDataset(x, y), **options)
+    seen, error = [], None
+    try:
+        with without_noise():
+            while len(seen) < 40:
+                for batch in part.engine.batches():
+                    for x, y in batch:
+                        seen.append(sum(part.engine._runner._real))
+                        part.engine.run(x, target=y)
+                    part.engine.step()
+    except qg.QuietgradError as caught:
+        error = type(caught).__name__
+    return {"error": error, "seen": seen}
 
 
 def use_backward():

@@ -72,3 +72,29 @@ def test_torchrun_starts_again_after_a_kill(tmp_path, victim):
     assert 18 <= int(found[1]) <= int(found[2]) == 20
     assert Ledger.read(tmp_path / "ledger.jsonl").steps == 20
     assert "A sharded transformer" in (tmp_path / "report.html").read_text()
+
+
+SHARES = [0.003, 0.11, 0.23, 0.37, 0.46, 0.58, 0.67, 0.79, 0.88, 0.995]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["copies", "sharded"])
+def test_ranks_killed_at_lines_all_over_a_step(tmp_path, mode):
+    """Each attempt one rank is killed at another line; the ledger covers the updates of all."""
+    kills = [f"{number % 2}:{share}" for number, share in enumerate(SHARES)]
+    ended = torchrun(
+        "-m",
+        "tests.distributed.killed",
+        mode,
+        str(tmp_path),
+        restarts=len(kills),
+        KILLS=",".join(kills),
+        VERIFICATION="once",
+        TORCH_GLOO_LAZY_INIT="1",
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stderr.count("killed at ") >= 3, ended.stderr[-3000:]
+    steps, recorded = map(int, re.search(r"(\d+) steps, (\d+) recorded", ended.stdout).groups())
+    assert recorded == Ledger.read(tmp_path / "ledger.jsonl").steps >= steps
+    for rank in (0, 1):
+        assert len((tmp_path / f"updates of {rank}").read_bytes()) <= recorded

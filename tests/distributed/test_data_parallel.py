@@ -175,6 +175,7 @@ def kill_and_resume(tmp_path, where, victim, ranks=2):
         if rank != victim:
             assert each.result is not None, each.output
             assert each.result[0]["error"] == "RankError", each.output
+            assert f"rank {victim} ended without a word" in each.result[0]["message"]
     (again,) = run([("die", options | {"restart": True})], ranks)
     for each in again:
         assert each["steps"] == 6

@@ -53,6 +53,7 @@ def results(ranks, **more):
         jobs |= {f"moved: {each}": ("stages.sensitivity", {"clipping": each}) for each in CLIPPINGS}
         jobs["backward"] = ("stages.use_backward", {})
         jobs["reorder"] = ("stages.reorder", {})
+        jobs["reorder, equal labels"] = ("stages.reorder", {"targets": False})
     return dict(zip(jobs, run([*jobs.values()], ranks), strict=True))
 
 
@@ -144,9 +145,18 @@ def test_the_schedule_runs_the_backward_pass(two):
         assert "engine.run" in each["message"]
 
 
-def test_what_fills_micro_batches_up_must_stay_at_their_end(two):
-    for each in two["reorder"]:
+@pytest.mark.parametrize("name", ["reorder", "reorder, equal labels"])
+def test_what_fills_micro_batches_up_must_stay_at_their_end(two, name):
+    for each in two[name]:
         assert "not in the order in which they were handed out" in each["message"]
+
+
+@pytest.mark.slow
+def test_a_first_batch_of_one_sample_settles_nothing():
+    """Copies of it fill micro-batches up, and mixing them changes nothing that could be seen."""
+    for each in run([("stages.one_sample_first", {"seed": 2})], 2, timeout=5)[0]:
+        assert each["error"] in ("SampleMixingError", "RankError"), each
+        assert each["seen"][-1] <= 2
 
 
 @pytest.mark.slow
@@ -191,6 +201,7 @@ def test_a_stage_that_is_killed(tmp_path, where, victim):
     other = ended[1 - victim]
     assert other.result is not None, other.output
     assert other.result[0]["error"] == "RankError", other.output
+    assert f"rank {victim} ended without a word" in other.result[0]["message"]
     (again,) = run([("stages.die", options | {"restart": True})], 2)
     for each in again:
         assert each["steps"] == 6

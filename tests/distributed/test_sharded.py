@@ -35,6 +35,12 @@ REFUSED = {
 GROUPINGS, CLIPPINGS = ["all-layer", "layer-wise"], ["auto-s", "abadi"]
 METHODS = ["AdaptiveRadius", "InnerOuter", "SelfAugmentation", "BatchClipping", "diagnostics"]
 KINDS = {"copies": "data parallel", "sharded": "FSDP2, HSDP"}
+# Refused there by name, as the tests of pipelines and of parts have it.
+ELSEWHERE = [
+    *((method, "pipeline") for method in METHODS),
+    ("InnerOuter", "tensor parallel"),
+    ("diagnostics", "tensor parallel"),
+]
 JOBS = {
     **{
         f"{method}, {kind}": ("methods", {"method": method, "kind": kind})
@@ -138,13 +144,19 @@ def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clip
         assert 0 < moved <= 1 + 1e-6
 
 
+@pytest.mark.parametrize(("method", "column"), ELSEWHERE)
+def test_what_is_refused_elsewhere_is_documented(method, column):
+    assert documented(method, column).startswith("refused")
+
+
 def documented(method, kind):
     """What the table of the documents says."""
     lines = (ROOT / "docs/distributed.md").read_text().splitlines()
     rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-    (head,) = (row for row in rows if KINDS[kind] in row and not row[0])
+    column = KINDS.get(kind, kind)
+    (head,) = (row for row in rows if column in row and not row[0])
     (row,) = (row for row in rows if f"{method}" in row[0] and len(row) == len(head))
-    return row[head.index(KINDS[kind])]
+    return row[head.index(column)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,6 +228,7 @@ def kill_and_resume(tmp_path, where, victim, ranks=2):
             assert each.result is not None, each.output
             # Of torch, if it waits for weights in a forward.
             assert each.result[0]["error"] in ("RankError", "RuntimeError"), each.output
+            assert f"rank {victim} ended without a word" in each.result[0]["message"]
     (again,) = run([("sharded_die", options | {"restart": True})], ranks)
     for each in again:
         assert each["steps"] == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import combinations, islice
@@ -17,17 +17,33 @@ from torch import Tensor
 COPIED, FEW = 4, 8
 
 
+Vote = Callable[[Sequence[bool]], list[bool]]
+"""Of each whether it is so on some of the ranks that run the same passes."""
+
 _COMMON: ContextVar[random.Random | None] = ContextVar("common choices", default=None)
+_VOTE: ContextVar[Vote | None] = ContextVar("vote", default=None)
 
 
 @contextmanager
-def common_choices(source: random.Random) -> Iterator[None]:
-    """In here choices are drawn from a source that other ranks have, too."""
-    token = _COMMON.set(source)
+def common_choices(source: random.Random, vote: Vote) -> Iterator[None]:
+    """In here choices are those of other ranks, too: drawn from one source, or voted on."""
+    token, voted = _COMMON.set(source), _VOTE.set(vote)
     try:
         yield
     finally:
         _COMMON.reset(token)
+        _VOTE.reset(voted)
+
+
+def on_any(*are_so: bool) -> list[bool]:
+    """Of each whether it is so here, or on another rank that runs the same passes."""
+    vote = _VOTE.get()
+    return list(are_so) if vote is None else vote(are_so)
+
+
+def on_all(is_so: bool) -> bool:
+    """Whether it is so on all of them."""
+    return not on_any(not is_so)[0]
 
 
 def draw_below(count: int) -> int:

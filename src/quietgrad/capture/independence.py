@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quietgrad.capture.choice import (
     COPIED,
@@ -74,8 +74,8 @@ from quietgrad.capture.repetition import (
     Factors,
     ModelCall,
     Recapture,
+    Tremble,
     repeat,
-    trembling_weights,
 )
 from quietgrad.capture.samples import (
     Arguments,
@@ -99,6 +99,8 @@ EarlierCall = tuple[Arguments, Membership]
 Trial = tuple[Verdict, Callable[[], QuietgradError | None]]
 """Whether some samples got the same in a repeat, and what is wrong if not: perhaps nothing."""
 
+MovedWeights = Callable[[nn.Module, Callable[[str, Tensor], Tensor]], AbstractContextManager[None]]
+
 Gaps = dict[tuple[Any, int, int], tuple[Tensor, Tensor]]
 """Of each part of a gradient, by sample: how far apart it is in two runs, and how far it may be."""
 
@@ -115,10 +117,12 @@ class RecordedCall:
         factors: of the gradients that arrived at its sites.
         recapture: captures repeats.
         membership: of the records that it was called with.
+        moved_weights: in it a model has other weights.
         is_bypassed: whether losses depend on something else of it than what it returned; a hook may
             hand on what is inside.
         find_shared: tells, by id, parts of its arguments that were the same with other samples.
         has_owned_rows: whether rows of some operation belong to samples in any order and number.
+        saves_room: whether memory is worth more than copies.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
         is_trial: whether repeats run compiled, where all outputs come out of one operation.
@@ -128,10 +132,12 @@ class RecordedCall:
     factors: Factors
     recapture: Recapture
     membership: Membership
+    moved_weights: MovedWeights
     is_bypassed: bool = False
     find_shared: Callable[[], frozenset[int]] = frozenset
     has_owned_rows: bool = False
     was_joined: bool = False
+    saves_room: bool = False
     is_trial: bool = False
 
     @property
@@ -466,7 +472,8 @@ class _Examination:
     ) -> Verdict:
         """Whether the ``rest`` gets the same with these samples in the places of the call's."""
         try:
-            run = self.run(self._copies(samples), mode, backward=backward)
+            only = rest if self.recorded.saves_room else None
+            run = self.run(self._copies(samples), mode, backward=backward, only=only)
         except Exception as error:
             self._error = error
             return False
@@ -631,7 +638,7 @@ class _Examination:
             return False
         moved: list[Gaps | None] = []
         for _ in range(_TREMBLES):
-            with trembling_weights(self._call.model):
+            with self.recorded.moved_weights(self._call.model, Tremble()):
                 mode = DrawRecorder() if self._drawn.has_hidden else None
                 run = self.run(self._unchanged, mode)
             moved.append(self._measure_gaps(run, old, old))
@@ -721,9 +728,13 @@ class _Examination:
         *,
         choose: Choose | None = None,
         backward: bool = True,
+        only: Tensor | None = None,
         read_rows: bool = False,
     ) -> Execution:
-        """A repeat with these samples; ``choose`` makes its arguments, if it is given."""
+        """A repeat with these samples; ``choose`` makes its arguments, if it is given.
+
+        With ``only``, gradients of these of its samples are all that will be compared.
+        """
         call, count = self._call, len(selection.samples)
         returned, membership = call.returned, self.recorded.membership
         assert returned is not None
@@ -735,7 +746,8 @@ class _Examination:
             selection.samples, torch.arange(count, device="cpu"), selection
         )
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
-        options = {"hold": count == membership.samples, "read_rows": read_rows}
+        hold = count == membership.samples
+        options: Any = {"hold": hold, "only": only, "read_rows": read_rows}
         if self._steady is not None:
             mode = self._steady()
         return repeat(call, choose, selection, seeds, self.recorded.recapture, mode, **options)
@@ -746,7 +758,7 @@ class _Examination:
         mode: AbstractContextManager[Any] | None = None,
         *,
         choose: Choose | None = None,
-        **options: bool,
+        **options: Any,
     ) -> Execution | None:
         """The same; None if the model does not run like this."""
         try:

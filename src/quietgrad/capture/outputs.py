@@ -31,7 +31,6 @@ from quietgrad.factors.base import (
     any_of,
     has_same_entries,
     negated,
-    send,
     verdict_of,
 )
 from quietgrad.factors.membership import Membership
@@ -474,32 +473,33 @@ def _is_same_total(
     same: Same,
 ) -> Verdict:
     """Whether samples have the same gradients, whichever operations they come from."""
-    ones, others = list_factors(before, name), list_factors(after, name)
     if not len(old):
         return True
+    ones, others = list_factors(before, name, old[:1]), list_factors(after, name, new[:1])
     if not ones or not others:
-        samples = old if ones else new
-        squares = [each.select(send(samples, each.device)).sq_norm() for each in ones or others]
+        found = list_factors(before, name, old) if ones else list_factors(after, name, new)
+        squares = [each.sq_norm() for each in found]
         return negated(any_of(verdict_of(each.nan_to_num(0.0).any()) for each in squares))
     at_once = max(1, _FLOATS_AT_ONCE // max(1, ones[0].shape.numel()))
     pairs = zip(old.split(at_once), new.split(at_once), strict=True)
-    return all_of(same(_add_up(ones, some), _add_up(others, them)) for some, them in pairs)
+    return all_of(
+        same(_add_up(list_factors(before, name, some)), _add_up(list_factors(after, name, them)))
+        for some, them in pairs
+    )
 
 
-def list_factors(factors: Factors, name: str) -> list[Factor]:
-    """All that were made of one parameter's gradients, as its own."""
+def list_factors(factors: Factors, name: str, samples: Tensor | None = None) -> list[Factor]:
+    """All that were made of one parameter's gradients, as its own; of these samples, if any."""
     return [
-        target.pull(name, factor)
+        each.target.pull(name, (each if samples is None else each.select(samples)).factor)
         for made in factors.values()
-        for target, factor, _ in made or ()
-        if name in target.names
+        for each in made or ()
+        if name in each.target.names
     ]
 
 
-def _add_up(factors: Sequence[Factor], samples: Tensor) -> Tensor:
-    first, *others = (
-        factor.select(send(samples, factor.device)).materialize() for factor in factors
-    )
+def _add_up(factors: Sequence[Factor]) -> Tensor:
+    first, *others = (factor.materialize() for factor in factors)
     for other in others:
         first = first + other
     return first

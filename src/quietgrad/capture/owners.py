@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quietgrad.capture.choice import random_order
+from quietgrad.capture.choice import on_all, on_any, random_order
 from quietgrad.capture.compare import has_digits
 from quietgrad.capture.layout import Layout, is_multiple
 from quietgrad.factors.base import (
@@ -488,10 +488,11 @@ def read_powers(
             seeds = membership.spread(each)
             comparison.begin(seeds, codes.exponents, _CODES**power)
             run(seeds, comparison)
-            if not comparison.holds:
+            if not on_all(comparison.holds):
                 break
-        if not comparison.is_to_be_read_again():
-            return comparison.holds and comparison.settle(codes.samples)
+        if not on_any(comparison.is_to_be_read_again())[0]:
+            return on_all(comparison.holds and comparison.settle(codes.samples))
+        comparison.forget()
 
 
 class _Codes:
@@ -608,10 +609,13 @@ class _Multiples:
         keys = {self._whole[place].site.key for place in self._readers}
         uses = {place for place, each in enumerate(self._whole) if each.site.key in keys}
         unread = (uses if self.holds else self._unread) - self._readers.keys() - was_asked
-        if unread:
-            self._unread |= unread
-            self._readers.clear()
+        self._unread |= unread
         return bool(unread)
+
+    def forget(self) -> None:
+        """What was read; those that were asked for their owners are asked again."""
+        self._unread |= self._readers.keys()
+        self._readers.clear()
 
     @property
     def holds(self) -> bool:

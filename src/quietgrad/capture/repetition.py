@@ -8,6 +8,7 @@ the call recorded, sample by sample.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -265,6 +266,7 @@ class FactorRecorder:
     Args:
         tape: knows whose the rows are.
         is_probed: whether these gradients themselves were probed, and not those of a repeat.
+        only: the samples that are asked for later; None for all.
 
     Attributes:
         factors: what it made.
@@ -272,16 +274,19 @@ class FactorRecorder:
             are gradients.
     """
 
-    def __init__(self, tape: Tape, *, is_probed: bool = False) -> None:
+    def __init__(self, tape: Tape, *, is_probed: bool = False, only: Tensor | None = None) -> None:
+        self._only = only
         self.factors: Factors = {}
         self.strays: list[tuple[str, Verdict]] = []
         self._tape, self._is_probed = tape, is_probed
         self._counts: Counter[SiteKey] = Counter()
 
-    def __call__(self, arrival: Arrival) -> None:
-        """A gradient arrived."""
+    def __call__(self, arrival: Arrival) -> list[TargetFactor]:
+        """A gradient arrived; what was made of it."""
         key = arrival.site.key
         made = self._tape.factors_of(arrival, is_probed=self._is_probed)
+        if made and self._only is not None:
+            made = [each.only(self._only) for each in made]
         if made or made is None:
             self.factors[key, self._counts[key]] = made
         if not made:
@@ -289,6 +294,7 @@ class FactorRecorder:
             names = (name for use in arrival.site.uses for name in use.target.names)
             self.strays += [(name, is_touched) for name in names if is_touched is not False]
         self._counts[key] += 1
+        return made or []
 
 
 class ArgumentRows:
@@ -363,21 +369,22 @@ class ArgumentRows:
             self.untold.discard(number)
 
 
-@contextmanager
-def trembling_weights(model: nn.Module) -> Iterator[None]:
-    """All weights are moved by a few times their rounding error, and are put back afterwards."""
-    generator = new_generator()
-    weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
-    try:
-        for parameter, values in weights:
-            info = torch.finfo(values.dtype)
-            drawn = torch.randn(values.shape, generator=generator, device="cpu").to(values.device)
-            size = info.eps * (1 if info.bits == 16 else _ROUNDINGS)
-            parameter.data = (values * (1 + size * drawn.double())).to(values.dtype)
-        yield
-    finally:
-        for parameter, values in weights:
-            parameter.data = values
+class Tremble:
+    """Moves weights by a few times their rounding error, and each the same when asked again."""
+
+    def __init__(self) -> None:
+        seed = torch.randint(1 << 62, (), generator=new_generator(), device="cpu")
+        self._seed = int(seed)
+
+    def __call__(self, name: str, values: Tensor) -> Tensor:
+        """Other values of a weight."""
+        if not values.is_floating_point():
+            return values
+        info = torch.finfo(values.dtype)
+        generator = torch.Generator("cpu").manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        drawn = torch.randn(values.shape, generator=generator, device="cpu").to(values.device)
+        size = info.eps * (1 if info.bits == 16 else _ROUNDINGS)
+        return (values * (1 + size * drawn.double())).to(values.dtype)
 
 
 _ROUNDINGS = 8
@@ -397,13 +404,15 @@ def repeat(
     mode: AbstractContextManager[Any] | None = None,
     *,
     hold: bool = False,
+    only: Tensor | None = None,
     read_rows: bool = False,
 ) -> Execution:
     """Run a call with what ``choose`` makes of its arguments: these samples of it.
 
-    Without ``seeds`` there is no backward pass; with ``hold``, what the model holds afterwards is
-    copied; with ``read_rows`` it is found out whose the rows of its arguments are. Whoever calls
-    this puts back the model's state and the generators afterwards.
+    Without ``seeds`` there is no backward pass; with ``only``, gradients of these of its samples
+    are kept, and of no others; with ``hold``, what the model holds afterwards is copied; with
+    ``read_rows`` it is found out whose the rows of its arguments are. Whoever calls this puts back
+    the model's state and the generators afterwards.
     """
     args, kwargs = choose((call.args, call.kwargs))
     inner = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
@@ -416,7 +425,7 @@ def repeat(
         with mode:
             outputs = parse_output(call.model(*args, **kwargs))
         has_same_draws = call.random_after is None or call.random_after.has_same_foreign()
-        recorder = FactorRecorder(tape)
+        recorder = FactorRecorder(tape, only=only)
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
                 propagation = _Propagation(tape, outputs, seeds, inner, call.is_compiled)

@@ -130,6 +130,8 @@ class Capture:
             self._repeating,
             self._refuse_kept_gradients,
             self._certify,
+            self._world.moved_weights,
+            saves_room=self._world.saves_room,
             thorough=thorough,
         )
         self.compiler: ModelCompiler | None = None
@@ -235,10 +237,12 @@ class Capture:
         """
         tape, collation = self._tape, self._tape.collation
         self._check_losses(losses, scale)
+        self._world.require_same_losses(losses)
         try:
             graph, is_wanted = self._look_at(losses)
             source = self._world.common_choices()
-            choices = nullcontext() if source is None else common_choices(source)
+            vote = self._world.vote_on_passes
+            choices = nullcontext() if source is None else common_choices(source, vote)
             with self._world.verifying(is_wanted=is_wanted), choices:
                 whole = self._verify(losses, graph)
                 if whole is not None and scale == 1.0:
@@ -305,10 +309,19 @@ class Capture:
     # -- several recordings at once -------------------------------------------------------------
 
     def begin_flight(
-        self, batch: int, *, verify: bool = False, collation: Collation | None = None
+        self,
+        batch: int,
+        *,
+        verify: bool = False,
+        collation: Collation | None = None,
+        is_of_one: bool = False,
     ) -> None:
-        """Begin one of several recordings, of which others were set aside before."""
+        """Begin one of several recordings, of which others were set aside before.
+
+        If it ``is_of_one`` sample, of which all others are copies, nothing can be told of mixing.
+        """
         self._begin(Membership(batch), verify=verify, collation=collation)
+        self._tape.is_of_one |= is_of_one
 
     @ignoring_autocast
     def set_aside(self, losses: Tensor) -> Tape:
@@ -593,6 +606,7 @@ class Capture:
             self._mode.frames.clear()
             self._tape.close()
             self._tape, self._is_capturing, self._is_repeating = own, False, False
+            self._world.end_repeat()
 
     @contextmanager
     def paused(self, is_paused: bool = True) -> Iterator[None]:

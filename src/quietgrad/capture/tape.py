@@ -86,25 +86,39 @@ class Site:
 class Arrival(NamedTuple):
     """A gradient that arrived at a site while a probe ran, and what the site had saved.
 
-    ``stamp`` tells whether they were written to since.
+    ``stamp`` tells whether they were written to since. They may be gone when the factors are
+    ``made``.
     """
 
     site: Site
     grad: Tensor
     saved: tuple[Tensor, ...]
     stamp: Stamp
+    made: Sequence[TargetFactor] = ()
 
 
 class TargetFactor(NamedTuple):
-    """A factor, and what it is the gradient of; ``is_owned`` if its rows may come in any order."""
+    """A factor, and what it is the gradient of.
+
+    ``is_owned`` if its rows may come in any order; ``held`` are the samples that it is of, if those
+    are not all.
+    """
 
     target: Target
     factor: Factor
     is_owned: bool = False
+    held: Tensor | None = None
 
     def select(self, samples: Tensor) -> TargetFactor:
         """That of some samples."""
-        return self._replace(factor=self.factor.select(send(samples, self.factor.device)))
+        if self.held is not None:
+            samples = torch.searchsorted(self.held, samples)
+        factor = self.factor.select(send(samples, self.factor.device))
+        return self._replace(factor=factor, held=None)
+
+    def only(self, samples: Tensor) -> TargetFactor:
+        """The same without others, which is asked for these samples, in order, by their numbers."""
+        return self if self.is_owned else self.select(samples)._replace(held=samples)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -144,6 +158,7 @@ class Tape:
         self.token = torch.zeros((), requires_grad=True, device="cpu")
         self.membership, self.batch, self.verify = membership, membership.batch, verify
         self.scale = 1.0  # of all losses, in every pass
+        self.is_of_one = self.batch == 1  # all rows may be copies of one sample
         self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False
         self.phase = TapePhase.FORWARD
         self.sites: list[Site] = []
@@ -277,6 +292,10 @@ class Tape:
         self.propagate([losses], [seeds], arrivals.append, probe=probe)
         return arrivals
 
+    def free_graph(self, losses: Tensor) -> None:
+        """Back-propagate once more, so that autograd lets go of what it had saved."""
+        self.propagate([losses], [torch.zeros_like(losses)], _ignore)
+
     def scaled(self, seeds: Tensor) -> Tensor:
         """What the records' losses are to be multiplied by for these seeds of a pass."""
         seeds = seeds if self.scale == 1.0 else seeds * self.scale
@@ -325,14 +344,31 @@ class Tape:
         self.phase, self._sink = TapePhase.COLLECTING, sink
         # Asked before one is read: a device is waited for once.
         are_silent = [
-            None if self.layouts.knows(site.key) else verdict_of(~grad.any())
-            for site, grad, *_ in arrivals
+            None if each.made or self.layouts.knows(each.site.key) else verdict_of(~each.grad.any())
+            for each in arrivals
         ]
-        for (site, grad, saved, stamp), is_silent in zip(arrivals, are_silent, strict=True):
+        for (site, grad, saved, stamp, made), is_silent in zip(arrivals, are_silent, strict=True):
             self._refuse_changed(site.uses[0].target.names[0], stamp.differs())
-            self._record(site, grad, saved, is_silent)
+            if made:
+                self._refuse_late(site)
+                self._keep(made)
+                self._waiting.update(site.names)  # what they hold may have been written to since
+            else:
+                self._record(site, grad, saved, is_silent)
             self._count_down(site)
         self._complete_all()
+
+    def settled(self, arrival: Arrival, made: Sequence[TargetFactor]) -> Arrival:
+        """The same without what its factors were made of, if they hold nothing of it."""
+        self._refuse_changed(arrival.site.uses[0].target.names[0], arrival.stamp.differs())
+        for each in made:
+            each.factor.seal()
+        return Arrival(arrival.site, arrival.grad.new_empty(0), (), Stamp(), made)
+
+    def _keep(self, made: Iterable[TargetFactor]) -> None:
+        for target, factor, *_ in made:
+            for name in target.names:
+                self._factors.setdefault(name, {}).setdefault(target, []).append(factor)
 
     def _complete_all(self) -> None:
         for name in list(self._factors):
@@ -359,7 +395,7 @@ class Tape:
         that were probed, but perhaps not for others. Empty if no gradient has come here yet, or
         nobody knows whose the rows are.
         """
-        site, grad, saved, _ = arrival
+        site, grad, saved, *_ = arrival
         left, is_owned = self._possible(site), site.owners is not None
         if self.batch > 1 and not is_owned:
             if not self.layouts.knows(site.key) or not left:
@@ -478,12 +514,11 @@ class Tape:
             return  # silent in every probe, too: it contributes exactly zero
         layout = self._layout(site, grad, left)
         self._refuse_late(site)
-        for use in site.uses:
-            factor = self._make(use, layout, grad, saved)
-            if self.verify:
-                factor.seal()
-            for name in use.target.names:
-                self._factors.setdefault(name, {}).setdefault(use.target, []).append(factor)
+        made = [TargetFactor(use.target, self._make(use, layout, grad, saved)) for use in site.uses]
+        if self.verify:
+            for each in made:
+                each.factor.seal()
+        self._keep(made)
 
     def _is_broken(self, grad: Tensor, left: Sequence[Layout]) -> bool:
         """Whether there is nothing to learn from but NaN, and it tells which samples are broken."""

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietgrad.capture.choice import draw_below, split_samples
+from quietgrad.capture.choice import draw_below, on_any, split_samples
 from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
 from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import (
     EarlierCall,
+    MovedWeights,
     RecordedCall,
     check_independence,
     check_single,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from quietgrad.capture.tape import Arrival, Site, Tape
     from quietgrad.factors.membership import Membership
 
-_CALLER = 9  # stack frames from a warning to the user's call of engine.backward
+_CALLER = 10  # stack frames from a warning to the user's call of engine.backward
 
 Frequency = Literal["default", "every", "once"]
 """How often it is verified again what was verified before."""
@@ -148,6 +149,8 @@ class Verifier:
         on_probed: called when gradients have been back-propagated, before calls are repeated; it
             may refuse what hooks did meanwhile.
         on_examined: called with each call of several samples that was verified, and its number.
+        moved_weights: in it a model has other weights.
+        saves_room: whether another backward pass is worth less than what it frees.
         thorough: whether independence is verified, and not only which rows belong to whom.
     """
 
@@ -157,9 +160,12 @@ class Verifier:
         repeating: Callable[[], AbstractContextManager[Recapture]],
         on_probed: Callable[[], None],
         on_examined: Callable[[RecordedCall, Tape, int], None],
+        moved_weights: MovedWeights,
         *,
+        saves_room: bool,
         thorough: bool,
     ) -> None:
+        self._moved_weights, self._saves_room = moved_weights, saves_room
         self._on_examined = on_examined
         self._describe, self._repeating, self._thorough = describe, repeating, thorough
         self._on_probed = on_probed
@@ -213,6 +219,15 @@ class Verifier:
         finally:
             self._constants.note(tape.calls)
 
+    def _examine_probed(
+        self, tape: Tape, losses: Tensor, whole: list[Arrival], *, is_new: bool
+    ) -> None:
+        """What is known of the recorded graph is enough from here on."""
+        if self._saves_room:
+            tape.free_graph(losses)
+        self._on_probed()
+        self._examine(tape, losses, whole, is_new=is_new)
+
     def _verify(self, tape: Tape, losses: Tensor, graph: Graph) -> list[Arrival] | None:
         kind = self._kind(tape, graph)
         if not self._thorough:
@@ -222,22 +237,22 @@ class Verifier:
             calls = [((call.args, call.kwargs), tape.membership) for call in tape.calls]
             whole = tape.probe(losses, _ask_all(losses)) if tape.verify else None
             if whole is not None:
-                self._examine(tape, losses, whole, is_new=False)
+                self._examine_probed(tape, losses, whole, is_new=False)
             self.is_decisive, self._earlier = bool(self._earlier), calls
             return whole
-        if tape.verify or kind not in self._known or tape.is_unsettled():
-            whole, self.is_decisive = probe_layouts(tape, losses), True
-            self._examine(tape, losses, whole, is_new=kind not in self._known)
-            self._known.add(kind)
-            return whole
+        is_wanted = tape.verify or kind not in self._known or tape.is_unsettled()
         is_open = graph.selects_rows or tape.has_owned_rows()
+        is_wanted, is_open = on_any(is_wanted, is_open)
+        if is_wanted:
+            whole, self.is_decisive = probe_layouts(tape, losses), True
+            self._examine_probed(tape, losses, whole, is_new=kind not in self._known)
+            if not tape.is_of_one:
+                self._known.add(kind)
+            return whole
         return probe_layouts(tape, losses) if is_open else None
 
-    def _examine(
-        self, tape: Tape, losses: Tensor, whole: Sequence[Arrival], *, is_new: bool
-    ) -> None:
+    def _examine(self, tape: Tape, losses: Tensor, whole: list[Arrival], *, is_new: bool) -> None:
         """Repeat every call of the model."""
-        self._on_probed()
         traces = [call.leaves_traces for call in tape.calls]
         self.needs_snapshots |= any(each is True for each in traces)
         ends = {node for call in tape.calls for node in call.ends}
@@ -256,18 +271,22 @@ class Verifier:
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
                 recorder = FactorRecorder(tape, is_probed=True)
-                for each in whole:
+                for place, each in enumerate(whole):
                     if each.site.call == number or (only and call.with_gradients):
-                        recorder(each)
+                        made = recorder(each)
+                        if made and self._saves_room:
+                            whole[place] = tape.settled(each, made)
                 recorded = RecordedCall(
                     call,
                     recorder.factors,
                     recapture,
                     tape.membership,
+                    self._moved_weights,
                     is_bypassed,
                     find_shared,
                     has_owned_rows,
                     number in self._joined,
+                    self._saves_room,
                 )
                 if tape.batch == 1:
                     is_alike = len(self._earlier) == len(tape.calls)

@@ -43,6 +43,14 @@ def local_of(tensor: Tensor) -> Tensor:
     return local
 
 
+def exchange_local(tensor: Tensor, values: Tensor) -> None:
+    """Put other values in the place of what this rank holds; what was there is left as it is."""
+    if is_distributed_tensor(tensor):
+        tensor._local_tensor = values  # type: ignore[attr-defined]
+    else:
+        tensor.data = values
+
+
 def like_shard(parameter: Tensor, local: Tensor) -> Tensor:
     """This rank's part of a tensor that is spread like a parameter."""
     if not is_distributed_tensor(parameter):
@@ -119,10 +127,9 @@ class ShardedModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._is_gathered = model, False
         self._modules: list[Any] = [*filter(is_fully_sharded, model.modules())]
         self.rest()
-        known = {id(p.sharded_param): p for group in self._groups for p in group.fsdp_params}
+        known = {id(p.sharded_param): p for group in self.groups for p in group.fsdp_params}
         self._whole: dict[int, Tensor] = {}
         self.weights: dict[str, ShardedWeight] = {}
         meshes = []
@@ -154,7 +161,8 @@ class ShardedModel:
         self._shards = {id(weight.shard) for weight in self.weights.values()}
 
     @property
-    def _groups(self) -> Iterator[Any]:
+    def groups(self) -> Iterator[Any]:
+        """What torch keeps about the weights that are gathered together."""
         return _list_groups(self._modules)
 
     def at_rest(self, parameter: Tensor) -> Tensor:
@@ -163,7 +171,7 @@ class ShardedModel:
         if known is None and id(parameter) not in self._shards:
             self._whole = {
                 id(each._unsharded_param): each.sharded_param
-                for group in self._groups
+                for group in self.groups
                 for each in group.fsdp_params
                 if hasattr(each, "_unsharded_param")
             }
@@ -178,21 +186,17 @@ class ShardedModel:
     def list_groups(self) -> list[list[str]]:
         """The names of the weights that are gathered together, by group."""
         names = {id(weight.shard): name for name, weight in self.weights.items()}
-        return [[names[id(p.sharded_param)] for p in g.fsdp_params] for g in self._groups]
+        return [[names[id(p.sharded_param)] for p in g.fsdp_params] for g in self.groups]
 
     @contextmanager
     def watched(self, on_passed: Callable[[int], None]) -> Iterator[None]:
-        """Whenever gradients have passed a group of weights, its number is told.
-
-        Not where all weights are gathered: there each rank runs as many passes as it likes.
-        """
+        """Whenever gradients have passed a group of weights, its number is told."""
 
         def after(end: Callable[..., None], number: int, *unused: Any) -> None:
             end(*unused)
-            if not self._is_gathered:
-                on_passed(number)
+            on_passed(number)
 
-        groups = list(self._groups)
+        groups = list(self.groups)
         for number, group in enumerate(groups):
             group.post_backward = partial(after, group.post_backward, number)
         try:
@@ -201,29 +205,8 @@ class ShardedModel:
             for group in groups:
                 del group.post_backward
 
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """All weights are whole on all ranks: no pass of the model asks other ranks for anything.
-
-        All ranks must enter it together.
-        """
-        for module in self._modules:
-            module.unshard()
-        groups = list(self._groups)
-        for group in groups:
-            group.reshard = _stay
-        self._is_gathered = True
-        try:
-            yield
-        finally:
-            self._is_gathered = False
-            for group in groups:
-                del group.reshard
-            self._forget_passes()
-            self.rest()
-
-    def _forget_passes(self) -> None:
-        """What torch noted of passes that only some ranks ran, or that were cut short."""
+    def forget_passes(self) -> None:
+        """What torch noted of passes that were cut short, or that other ranks did not run."""
         for module in self._modules:
             state = module._get_fsdp_state()
             state._comm_ctx.post_forward_order.clear()
@@ -231,13 +214,9 @@ class ShardedModel:
             state._state_ctx.iter_forward_root = None
             state._state_ctx.post_backward_final_callback_queued = False
             getattr(state, "_modules_to_run_forward", set()).clear()
-        for group in self._groups:
+        for group in self.groups:
             group._post_forward_indices.clear()
             group._training_state = type(group._training_state).IDLE
-
-
-def _stay() -> None:
-    """In place of what would free gathered weights."""
 
 
 def _unfit(what: str, advice: str) -> DistributedTrainingError:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
+from quietgrad.distributed.gathering import Gathering
 from quietgrad.distributed.sharding import (
     ShardedModel,
     ShardedWeight,
@@ -23,12 +24,12 @@ from quietgrad.distributed.sharding import (
     in_equal_parts,
     local_of,
 )
-from quietgrad.distributed.world import HALF, AddNoise, Replicas, explained, is_of_group
+from quietgrad.distributed.world import HALF, AddNoise, Move, Replicas, explained, is_of_group
 from quietgrad.errors import DistributedTrainingError, RankError
 from quietgrad.grouping.base import Group
 from quietgrad.reduction import ClippedReducer, Sums
 
-_NOTHING, _VERIFY, _FAILED = range(3)
+_FAILED = 1 << 62  # above all that can be said
 
 
 class Shards(Replicas):
@@ -39,7 +40,7 @@ class Shards(Replicas):
         is_seeded: whether noise is to be that of one process.
     """
 
-    has_collectives = True
+    has_collectives = saves_room = True
     _weights = " with sharded weights"
 
     def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
@@ -53,6 +54,8 @@ class Shards(Replicas):
         self._owners = None if copy_dim is None else mesh.get_group(copy_dim)
         self._copies = 1 if copy_dim is None else mesh.size(copy_dim)
         self._device = torch.device(mesh.device_type)
+        self._sums: ShardedSums | None = None
+        self._gathering: Gathering | None = None
 
     def _require_all(self, ranks: int) -> None:
         """Refuse a mesh that leaves some out."""
@@ -81,6 +84,7 @@ class Shards(Replicas):
         """A micro-batch: whatever is raised in here ends the run on all ranks."""
         if self._failure is not None:
             raise RankError(f"this rank cannot go on without the others: {self._failure}")
+        self._sums = reducer.grads if isinstance(reducer.grads, ShardedSums) else None
         try:
             with explained(self._find_failures), self._sharded.watched(partial(_pass, reducer)):
                 yield
@@ -89,14 +93,38 @@ class Shards(Replicas):
             if not isinstance(error, RankError):  # others know, or cannot be told any more
                 self._vote(_FAILED, is_last=True)
             raise
+        finally:
+            self._sums = None
 
     @contextmanager
     def verifying(self, *, is_wanted: bool) -> Iterator[None]:
-        """If a rank wants to verify, all weights are gathered on all ranks meanwhile."""
-        if self._vote(_VERIFY if is_wanted else _NOTHING):
-            with self._sharded.gathered():
+        """If a rank wants to verify, weights are gathered for whichever asks for them."""
+        if not self._vote(int(is_wanted)):
+            yield
+            return
+        assert self._sums is not None
+        self._sums.hold_back()
+        sharded = self._sharded
+        self._gathering = Gathering(list(sharded.groups), sharded.list_groups(), self._vote)
+        try:
+            with self._gathering.running():
                 yield
-        else:
+        finally:
+            self._gathering = None
+            sharded.forget_passes()
+            sharded.rest()
+
+    def end_repeat(self) -> None:
+        """Free what a repeat has left, which may have been cut short."""
+        if self._gathering is not None:
+            self._sharded.forget_passes()
+            self._gathering.free()
+
+    @contextmanager
+    def moved_weights(self, model: nn.Module, move: Move) -> Iterator[None]:
+        """As gathered by this rank alone."""
+        assert self._gathering is not None
+        with self._gathering.moved(move):
             yield
 
     def explain(self, error: BaseException | None) -> None:
@@ -106,7 +134,7 @@ class Shards(Replicas):
 
     def confirm(self) -> None:
         """All ranks have back-propagated, and none has refused."""
-        self._vote(_NOTHING)
+        self._vote(0)
 
     def _vote(self, code: int, *, is_last: bool = False) -> int:
         """The largest of what the ranks say."""
@@ -199,8 +227,8 @@ class Shards(Replicas):
 def _pass(reducer: ClippedReducer, number: int) -> None:
     """Gradients have passed a group of weights, and the same on all ranks."""
     sums = reducer.grads
-    if isinstance(sums, ShardedSums) and sums.has_early(number):
-        reducer.reduce_ready()
+    if isinstance(sums, ShardedSums) and not sums.holds_back and sums.has_early(number):
+        reducer.reduce_ready(number)
         sums.scatter_early(number)
 
 
@@ -240,16 +268,23 @@ class ShardedSums(Sums):
             [name for names in own if set(names) <= module for name in names] for module in inner
         ]
         early = {name for names in self._early for name in names}
-        late = [name for name in weights if name not in early]
-        self._order = {name: place for place, name in enumerate(late)}
-        self._late = list(_put_together(late, weights))
+        self._late = _Plan([name for name in weights if name not in early], weights)
+        self._whole_plan = _Plan([name for names in own for name in names], weights)
         self._wholes: dict[str, Tensor] = {}
         self._left: list[list[str]] | None = None  # the next ones last
         self._coming: set[str] = set()
 
+    def hold_back(self) -> None:
+        """Nothing of the micro-batch is summed before all factors are there."""
+        self.holds_back = True
+
+    @property
+    def _plan(self) -> _Plan:
+        return self._whole_plan if self.holds_back else self._late
+
     def order(self, name: str) -> int:
         """The place of a parameter among those that are summed last."""
-        return self._order.get(name, -1)
+        return self._plan.order.get(name, -1)
 
     def add(self, name: str, make: Callable[[Tensor | None], Tensor]) -> None:
         """Add to the sum of the micro-batch."""
@@ -272,7 +307,7 @@ class ShardedSums(Sums):
 
     def begin_last(self, names: Sequence[str]) -> None:
         """Nothing but the sums of these is to come."""
-        self._left, self._coming = self._late[::-1], set(names)
+        self._left, self._coming = self._plan.packs[::-1], set(names)
         self._go_on()
 
     def finish(self) -> None:
@@ -281,12 +316,13 @@ class ShardedSums(Sums):
             self.begin_last(())
         assert not self._left
         self._left = None
-        # What came after its module had been passed, or where none was: a rank that verifies has
-        # no backward pass of its own.
-        if any(self._early) and self._world.any_rank(bool(self._wholes)):
+        # What came after its module had been passed, as where activations are computed again.
+        is_late = not self.holds_back and any(self._early)
+        if is_late and self._world.any_rank(bool(self._wholes)):
             for names in filter(None, self._early):
                 self._scatter(names)
         assert not self._wholes
+        self.holds_back = False
 
     def _go_on(self) -> None:
         while self._left and self._coming.isdisjoint(self._left[-1]):
@@ -322,6 +358,19 @@ def _type_of_sum(parameter: Tensor) -> torch.dtype:
     if parameter.is_complex():
         return parameter.dtype.to_real()
     return torch.float32 if parameter.dtype in HALF else parameter.dtype
+
+
+class _Plan:
+    """In which order sums are scattered, and which together.
+
+    Args:
+        names: of parameters, in that order.
+        weights: by name.
+    """
+
+    def __init__(self, names: Sequence[str], weights: Mapping[str, ShardedWeight]) -> None:
+        self.order = {name: place for place, name in enumerate(names)}
+        self.packs = list(_put_together(names, weights))
 
 
 def _put_together(

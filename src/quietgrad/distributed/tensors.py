@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,15 @@ from quietgrad.errors import DistributedTrainingError, RankError, UnsupportedOpe
 if TYPE_CHECKING:
     from quietgrad.reduction import ClippedReducer
 
-_APART = 1e-3  # of a sum's norm, by which two ranks' sums of the same may differ
+_APART = 1e-3  # of a sum's norm, or of losses, by which two ranks may differ in the same
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class _Row(Replicas):
     """Ranks of a row have the parts of the same layers; those of a column the same part."""
 
     _column: Any = None  # of ranks with other samples; None for this rank alone
+    dtype = torch.float32
     _shard_name = ""
 
     def _join_row(self, spread: Mapping[str, tuple[Any, Sequence[Any]]]) -> list[tuple[int, ...]]:
@@ -59,8 +61,13 @@ class _Row(Replicas):
         row = mesh.mesh.flatten().tolist()
         grid = find_grid(self.gather(row), self.size)
         self.data_rank, self.data_size = grid.index(tuple(row)), len(grid)
-        self._row, self._place = mesh.get_group(), mesh.get_local_rank()
-        self._row_device = torch.device(mesh.device_type)
+        self._place, self.device = mesh.get_local_rank(), torch.device(mesh.device_type)
+        # Not the group in which layers exchange activations: if ranks run different passes, norms
+        # meet norms all the same.
+        for members in grid:
+            group = dist.new_group(list(members))
+            if self.rank in members:
+                self._norms = group
         self.joint = self
         self._key, self._asked = self.share(secrets.token_hex(16)), 0
         return grid
@@ -76,13 +83,52 @@ class _Row(Replicas):
         self._asked += 1
         return random.Random(f"{self._key}/{self.data_rank}/{self._asked}")
 
+    def vote_on_passes(self, are_so: Sequence[bool]) -> list[bool]:
+        """Of a row: its ranks go on side by side, whatever each of them sees of its parts."""
+        said = torch.tensor(are_so, dtype=torch.int64, device=self.device)
+        with explained(self._find_failures):
+            dist.all_reduce(said, dist.ReduceOp.MAX, group=self._norms)
+        return [bool(each) for each in said.tolist()]
+
+    def require_same_losses(self, losses: Tensor) -> None:
+        """Refuse a row of ranks that do not run the same samples alike."""
+        own = losses.detach().double().nan_to_num(0.0, 0.0, 0.0).to(self.device)
+        extremes = torch.stack([own, -own])
+        with explained(self._find_failures):
+            dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self._norms)
+        largest, smallest = extremes[0], -extremes[1]
+        allowed = _APART * (largest.abs().maximum(smallest.abs()) + own.abs().mean())
+        if bool((largest - smallest > allowed).any()):
+            raise UnsupportedOperationError(
+                "ranks that have the parts of the same layers computed different losses for the "
+                "same samples: the data set or the loop changes samples at random (draw alike on "
+                "these ranks, by torch.manual_seed), dropout falls on whole activations, or a loss "
+                "is computed of a part of the outputs (let the last layer give whole ones, "
+                "ColwiseParallel(output_layouts=Replicate())). Nothing was accumulated."
+            )
+
+    def agree(self, place: int, ready: Sequence[bool], types: Iterable[torch.dtype]) -> list[bool]:
+        """By the least of what the ranks of a row say."""
+        own = [_TYPES.index(dtype) for dtype in types]
+        numbers = [place, -place, min(own, default=len(_TYPES) - 1), *map(int, ready)]
+        said = torch.tensor(numbers, device=self.device)
+        dist.all_reduce(said, dist.ReduceOp.MIN, group=self._norms)
+        first, last, kind, *agreed = said.tolist()
+        if first != -last:
+            raise RankError(
+                "ranks that have the parts of the same layers are at different places of a "
+                "backward pass: they did not run the same modules. Nothing was accumulated."
+            )
+        self.dtype = _TYPES[kind]
+        return [bool(each) for each in agreed]
+
     def counts(self, name: str) -> bool:
         """What is whole on all ranks counts on the first."""
         return self._place == 0 or name in self._cut
 
     def add_squares(self, squares: Tensor) -> Tensor:
         """Over the ranks with the other parts."""
-        dist.all_reduce(squares, group=self._row)
+        dist.all_reduce(squares, group=self._norms)
         return squares
 
     def add_up(self, counts: Tensor) -> Tensor:
@@ -96,26 +142,31 @@ class _Row(Replicas):
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Likewise; the last one is the number of samples, which is that of each of them."""
         *squares, samples = super().add_parts(numbers)
-        total = torch.tensor(squares, dtype=torch.float64, device=self._row_device)
+        total = torch.tensor(squares, dtype=torch.float64, device=self.device)
         with explained(self._find_failures):
-            dist.all_reduce(total, group=self._row)
+            dist.all_reduce(total, group=self._norms)
         return [*total.tolist(), samples]
 
     def refuse_apart(self, sums: Mapping[str, Tensor]) -> None:
         """What is whole on all ranks has the same gradient on all, or it was used on a part."""
-        apart: list[str] = []
-        for name in sorted(name for name in sums if name not in self._cut):
+        whole, apart = sorted(name for name in sums if name not in self._cut), 0
+        for place, name in enumerate(whole, 1):
             first = sums[name].detach().clone().contiguous()
             with explained(self._find_failures):
-                dist.broadcast(first, group=self._row, group_src=0)
+                dist.broadcast(first, group=self._norms, group_src=0)
             if not float((first - sums[name]).norm()) <= _APART * float(first.norm()):
-                apart.append(name)
-        if apart:  # when all ranks have gone through all of them
+                apart = apart or place
+        found = torch.tensor(apart, device=self.device)
+        with explained(self._find_failures):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._norms)
+        if int(found):  # on one of them
             raise UnsupportedOperationError(
-                f"parameter '{apart[0]}' is whole on every rank, and its clipped sums differ from "
-                "rank to rank: it is used on activations of which each rank has a part, so that "
-                "its gradient has parts, too. Use it on whole activations, spread the layer, or "
-                "freeze the parameter. Nothing was released."
+                f"parameter '{whole[int(found) - 1]}' is whole on every rank, and its clipped sums "
+                "differ from rank to rank: it is used on activations of which each rank has a "
+                "part, so that its gradient has parts, too, or ranks do not run the same samples "
+                "alike (what changes them at random, and dropout, must draw alike). Use it on "
+                "whole activations, spread the layer, or freeze the parameter. Nothing was "
+                "released."
             )
 
     def noisy(
@@ -127,7 +178,7 @@ class _Row(Replicas):
             for i, name in enumerate(names):
                 if name not in self._cut:
                     noisy[i] = noisy[i].contiguous()
-                    dist.broadcast(noisy[i], group=self._row, group_src=0)
+                    dist.broadcast(noisy[i], group=self._norms, group_src=0)
         return noisy
 
     def digest_weights(self, model: nn.Module) -> dict[str, object]:
@@ -155,13 +206,12 @@ class TensorParts(_Row):
     def __init__(self, model: nn.Module, *, is_seeded: bool = False) -> None:
         super().__init__(is_seeded=is_seeded)
         parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
-        grid = self._join_row(
-            {
-                name: (p.device_mesh, p.placements)
-                for name, p in parameters.items()
-                if is_distributed_tensor(p)
-            }
-        )
+        spread = {
+            name: (p.device_mesh, p.placements)
+            for name, p in parameters.items()
+            if is_distributed_tensor(p)
+        }
+        grid = self._join_row(spread)
         for members in zip(*grid, strict=True) if len(grid) > 1 else ():
             group = dist.new_group(list(members))
             if self.rank in members:
@@ -200,9 +250,8 @@ class ShardedParts(_Row, Shards):
                 "Shard over one dimension: fully_shard(model, mesh=mesh['dp']).",
                 "a mesh of three dimensions was not tried",
             )
-        grid = self._join_row(
-            {name: w.part for name, w in sharded.weights.items() if w.part is not None}
-        )
+        spread = {name: w.part for name, w in sharded.weights.items() if w.part is not None}
+        grid = self._join_row(spread)
         self._column, own = self._group, sharded.mesh.mesh.flatten().tolist()
         if not all(self.gather(tuple(own) in zip(*grid, strict=True))):
             raise DistributedTrainingError(

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,6 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quietgrad.distributed.facts import digest_tensors
+from quietgrad.distributed.peers import find_ended, own_address
+from quietgrad.distributed.sharding import exchange_local, local_of
 from quietgrad.errors import DistributedTrainingError, RankError
 
 if TYPE_CHECKING:
@@ -36,7 +39,10 @@ Facts = Callable[[], Mapping[str, object]]
 """What must be the same on all ranks, by names that people know."""
 AddNoise = Callable[[Sequence[Tensor]], list[Tensor]]
 """Adds noise to sums, which it uses up."""
+Move = Callable[[str, Tensor], Tensor]
+"""Other values of a weight, given its name and values."""
 
+_LOOK_AFTER = 2.0  # seconds of waiting for others, until it is asked whether they are still there
 _NOBODY: AbstractContextManager[None] = nullcontext()  # to ask; the same one each time
 
 
@@ -48,6 +54,7 @@ class World:
         size: the number of all.
         has_collectives: whether the model itself asks other ranks while it runs, so that all must
             run the same passes.
+        saves_room: whether memory is worth more than a pass where a micro-batch is verified.
         part_name: what part of the model is here, in words that follow on others; empty for all.
         call: what the script has called, which must be the same on all ranks.
     """
@@ -55,6 +62,7 @@ class World:
     rank = 0
     size = 1
     has_collectives = False
+    saves_room = False
     part_name = ""
     call = "PrivacyEngine()"
 
@@ -130,6 +138,31 @@ class World:
         """In here passes may be repeated, if this rank wants to or not."""
         return _NOBODY
 
+    def require_same_losses(self, losses: Tensor) -> None:
+        """Refuse losses that differ from those of ranks which run the same samples."""
+
+    def end_repeat(self) -> None:
+        """A pass that was repeated has ended, or failed."""
+
+    @contextmanager
+    def moved_weights(self, model: nn.Module, move: Move) -> Iterator[None]:
+        """In here passes of this rank find other weights, if they are its own to change.
+
+        Args:
+            model: whose weights are meant.
+            move: what becomes of them.
+        """
+        before = []
+        try:
+            for name, weight in model.named_parameters():
+                held = local_of(weight.detach())
+                before.append((weight, held))
+                exchange_local(weight, move(name, held))
+            yield
+        finally:
+            for weight, held in before:
+                exchange_local(weight, held)
+
     def explain(self, error: BaseException | None) -> None:
         """A forward has failed, perhaps because other ranks stopped."""
 
@@ -173,6 +206,10 @@ class World:
     def common_choices(self) -> random.Random | None:
         """What the ranks that run the same passes choose samples with; None for one alone."""
         return None
+
+    def vote_on_passes(self, are_so: Sequence[bool]) -> list[bool]:
+        """Of each whether it is so on some of the ranks that run the same passes."""
+        return list(are_so)
 
     def add_parts(self, numbers: Sequence[float]) -> list[float]:
         """Numbers of this rank's parts of the sums, added up over the ranks that hold the others.
@@ -247,6 +284,8 @@ class Replicas(World):
         prefix = f"quietgrad/{attempt}/{next(_engines)}"
         self._store = c10d.PrefixStore(prefix, c10d._get_default_store())
         self._timeout = _timeout()
+        self._peers: dict[int, tuple[str, int]] = {}
+        self._store.set(f"address/{self.rank}", json.dumps(own_address()))
         self._turn = 0
         self._failure: str | None = None
         atexit.register(_tell_of_end, weakref.ref(self))
@@ -396,8 +435,14 @@ class Replicas(World):
         turn, self._turn = self._turn, self._turn + 1
         keys = [f"{turn}/{rank}" for rank in range(self.size)]
         try:
-            self._store.wait(keys, self._timeout)
+            self._wait_for(keys)
             answers = [_Answer(*json.loads(self._store.get(key))) for key in keys]
+            if not self._peers:
+                self._peers = {
+                    rank: tuple(json.loads(self._store.get(f"address/{rank}")))
+                    for rank in range(self.size)
+                    if rank != self.rank
+                }
         except RuntimeError as error:
             raise RankError(self._name_missing(keys)) from error
         if turn > 1:  # all have read what was said two turns ago
@@ -419,8 +464,28 @@ class Replicas(World):
             raise RankError(self._failure)
         return [answer.value for answer in answers]
 
+    def _wait_for(self, keys: Sequence[str]) -> None:
+        """Until all ranks have said these, or one of those that have not is known to have ended."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                self._store.wait(list(keys), timedelta(seconds=min(left, _LOOK_AFTER)))
+                return
+            except RuntimeError:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                silent = {rank: self._peers[rank] for rank in missing if rank in self._peers}
+                if time.monotonic() >= deadline or find_ended(silent, patient=False):
+                    raise
+
     def _find_failures(self) -> str | None:
-        """What other ranks said of why they stopped, as far as they did."""
+        """Which rank stopped, and what it said of why, as far as it did."""
+        said = self._find_said()
+        if said is None and (ended := find_ended(self._peers)):
+            return f"{_name_ranks(ended)} ended without a word (killed?)."
+        return said
+
+    def _find_said(self) -> str | None:
         for rank in range(self.size):
             with suppress(RuntimeError):
                 key = f"{self._turn}/{rank}"
@@ -434,15 +499,26 @@ class Replicas(World):
         try:
             self._store.set(f"{self._turn}/{self.rank}", json.dumps((value, failure, self.call)))
         except RuntimeError as error:
-            raise RankError("the store of the process group, which one rank keeps, is gone") from (
-                error
-            )
+            raise RankError(self._explain_lost_store()) from error
+
+    def _explain_lost_store(self) -> str:
+        ended = find_ended(self._peers)
+        who = f"{_name_ranks(ended)} ended without a word (killed?)" if ended else "its rank ended"
+        return (
+            f"the store of the process group, which one rank keeps (rank 0, as a rule), is gone: "
+            f"{who}. Nothing was released by this rank since its last step."
+        )
 
     def _name_missing(self, keys: Sequence[str]) -> str:
         try:
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         except RuntimeError:
-            return "the rank that keeps the store of the process group (rank 0, as a rule) is gone"
+            return self._explain_lost_store()
+        if ended := find_ended({r: a for r, a in self._peers.items() if str(r) in missing}):
+            return (
+                f"{_name_ranks(ended)} ended without a word (killed?). Nothing was released by "
+                "this rank since its last step."
+            )
         return (
             f"rank {', '.join(missing) or '?'} did not answer within {self._timeout}: it ended, "
             "hangs, or made other calls than this one. Every rank must call batches(), step(), "
@@ -457,6 +533,10 @@ def _tell_of_end(known: weakref.ref[Replicas]) -> None:
     if world is not None and error is not None:
         with suppress(Exception):
             world.note_failure(error)
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}"
 
 
 def _timeout() -> timedelta:
@@ -475,7 +555,7 @@ def explained(find_failures: Callable[[], str | None]) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, RankError) or not is_of_group(error):
             raise
-        found = find_failures() or f"a rank ended while it was waited for ({error})"
+        found = find_failures() or f"a rank ended while it was waited for ({error})."
         raise RankError(f"{found} Nothing was released since the last step.") from error
 
 

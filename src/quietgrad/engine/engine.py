@@ -73,6 +73,7 @@ from quietgrad.factors.base import Factor
 from quietgrad.grouping.base import Group, Grouping
 from quietgrad.grouping.styles import AUTO
 from quietgrad.grouping.styles import resolve as resolve_grouping
+from quietgrad.joint_reduction import JointReducer
 from quietgrad.methods.adaptive_radius import AdaptiveRadius
 from quietgrad.methods.inner_outer import InnerOuter, Losses, Momentum
 from quietgrad.noise import resolve as resolve_noise
@@ -805,17 +806,9 @@ class PrivacyEngine:
         self, groups: Sequence[Group], samples: int, counted: Tensor | None = None
     ) -> ClippedReducer:
         evaluator = Evaluator(*self._evaluator_options, self._timings)
-        sums, scale = self._batch.sums, self._capture.loss_scale
-        return ClippedReducer(
-            groups,
-            self._clipping,
-            evaluator,
-            samples,
-            sums,
-            scale,
-            counted,
-            self._world.joint,
-        )
+        sums, scale, joint = self._batch.sums, self._capture.loss_scale, self._world.joint
+        parts = groups, self._clipping, evaluator, samples, sums, scale, counted
+        return ClippedReducer(*parts) if joint is None else JointReducer(*parts, joint=joint)
 
     def _watch(self, reducer: ClippedReducer, samples: int) -> tuple[Sink, Callable[[], None]]:
         if self._diagnostics is None:

@@ -139,6 +139,7 @@ class StageRunner:
         """One run of the schedule, and what was clipped in it."""
         self._reducers = []
         self._require_order(target)
+        _refuse_other_order(self._content, (args, kwargs), sum(self._real), self.round_size)
 
         def backward(stage: Any, run: Forward, number: int, losses: Tensor | None) -> None:
             self._backward(stage, run, number, losses, groups, make_reducer)
@@ -188,7 +189,9 @@ class StageRunner:
             content = _take_rows(self._content, rows, self.round_size)
             collation = self._collate(content, self._indices[rows]) if is_due else None
             capture.on_verified = lambda _: self._verification.note_done(real)
-            capture.begin_flight(self.samples, verify=is_due, collation=collation)
+            capture.begin_flight(
+                self.samples, verify=is_due, collation=collation, is_of_one=sum(self._real) < 2
+            )
             output = run()
             if stage.is_last:
                 self._forwarded = place
@@ -280,11 +283,40 @@ def _stand_in_losses(outputs: Any, batch: int) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
+def _refuse_other_order(content: Any, given: Any, real: int, count: int) -> None:
+    """Refuse rows of a round at the places of others: one would count twice, another not at all.
+
+    What was computed of them since they were handed out is not looked at.
+    """
+    handed = [leaf for leaf in tree_leaves(content) if _has_rows(leaf, count)]
+    for leaf in tree_leaves(given):
+        if not _has_rows(leaf, count) or any(each is leaf for each in handed):
+            continue
+        alike = [each for each in handed if (each.shape, each.dtype) == (leaf.shape, leaf.dtype)]
+        rows, known = _rows_of(leaf), [_rows_of(each) for each in alike]
+        if rows not in known and any(len(set(k)) == real and set(k) == set(rows) for k in known):
+            raise EngineStateError(
+                "samples are not in the order in which they were handed out: the last "
+                f"{count - real} of {count} repeat the first ones, to fill up micro-batches, and "
+                "are not counted. Pass x and y in their order."
+            )
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
+
+
+def _rows_of(tensor: Tensor) -> list[bytes]:
+    """What is in each, to the bit."""
+    held = tensor.detach().cpu().contiguous()
+    rows = held.reshape(len(held), -1).view(torch.uint8)
+    return [row.numpy().tobytes() for row in rows]
+
+
 def _take_rows(content: Any, rows: slice, count: int) -> Any:
     """Of tensors with so many rows these; all else as it is."""
 
     def take(leaf: Any) -> Any:
-        has_rows = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
-        return leaf[rows] if has_rows else leaf
+        return leaf[rows] if _has_rows(leaf, count) else leaf
 
     return tree_map(take, content)

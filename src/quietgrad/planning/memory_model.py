@@ -185,6 +185,13 @@ class Profile:
         alive: Floats = self.when_measured(ends)[end] - freed + self.work
         return alive
 
+    def over(self, groups: int) -> float:
+        """What of the last turn is gone when one group of all layers is clipped: after the pass."""
+        if groups > 1:
+            return 0.0
+        held = self.kept.sum()
+        return float(max(0.0, self.clipped[-1] + self._freed_before[:, -1].sum() - held))
+
     def peaks(self) -> Floats:
         """[n, n], the peak of a group of the layers first, ..., last; minus infinity below."""
         # held[first, turn]: what layers from first on still hold though it could be free.

@@ -50,10 +50,10 @@ def give_advice(
                 "of the last one is known."
             )
     if memory.mode.is_sharded and peaks[VERIFIED].total > peaks[STEADY].total / _LESS:
-        whole = format_bytes(memory.gathered())
+        more, steady = (format_bytes(peaks[each].total) for each in (VERIFIED, STEADY))
         yield (
-            f"While a micro-batch is verified, every rank gathers all weights ({whole}); more "
-            "ranks do not change that. A smaller physical batch needs less, and "
+            f"A micro-batch that is verified needs {more} instead of {steady}: passes are repeated "
+            "beside what was recorded. A smaller physical batch needs less, and "
             "verification='once' verifies the first one only."
         )
     seconds = memory.noise_values * NANOSECONDS * 1e-9

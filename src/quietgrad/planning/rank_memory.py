@@ -6,7 +6,8 @@ how sums and weights travel: what is gathered, what waits to be scattered, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from quietgrad.factors.base import STACKED_FLOATS
 from quietgrad.planning.memory_model import Floats, ends_after_waiting
 from quietgrad.planning.modes import TENSOR, Mode, Weight
 from quietgrad.planning.rank_trace import RankTrace, VerifiedPass
+from quietgrad.planning.trace import NormParts
 
 WEIGHTS, OPTIMIZER, SUMS, GATHERED, ACTIVATIONS, BUFFERS = COMPONENTS = (
     "weights",
@@ -34,7 +36,6 @@ STEADY, VERIFIED, RELEASE = MOMENTS = ("micro-batch", "verified", "release")
 _TOGETHER = 1 << 18  # entries of small parameters whose sums are scattered together
 _ON_ITS_WAY = 2  # tensors like a parameter that an optimizer makes beside its state
 _FLOAT = 4  # bytes of a number of a norm
-_STACKED = 2.5  # times what norms are made of: that, a copy beside others, and a product
 # Entries for which noise is drawn at a time, and bytes that each of them takes on the way.
 _DRAWN_ON_HOST, _DRAWN_ELSEWHERE = (1 << 18, 24), (1 << 22, 48)
 _JOINED = 8  # bytes more, where sums of several parameters are put together
@@ -136,14 +137,14 @@ class RankMemory:
         amounts.update({names[name]: float(size) for name, size in found.items()})
         return amounts
 
-    def gathered(self, places: Sequence[str] | None = None) -> int:
-        """Bytes of the weights of some blocks, or of all, when they are whole."""
+    def gathered(self, places: Collection[str]) -> int:
+        """Bytes of the weights of some blocks when they are whole."""
         if not self.mode.is_sharded:
             return 0
         return sum(
             weight.numbers * (self.gathered_itemsize or weight.itemsize)
             for weight in self.weights
-            if places is None or weight.place in places
+            if weight.place in places
         )
 
     # -- moments ---------------------------------------------------------------------------------
@@ -184,25 +185,32 @@ class RankMemory:
 
     def _verified(self, samples: int) -> Amounts:
         """While passes are repeated; or when sums are made of what was recorded."""
-        others, gathered = self._waiting_micro_batches(samples), self.gathered()
+        others = self._waiting_micro_batches(samples)
         found = self.part.verified or self.traced.verified
-        repeated = samples * found.highest + others
+        repeating = samples * found.highest + others
         recorded = samples * found.recorded + others
         earlier = self.sum_bytes if self.micro_batches > 1 else 0
         if self.mode.is_sharded:
-            early, late = _Backward(self, samples).split()
-            wholes = sum(weight.sum_size for weight in early)
+            # The graph of the recorded pass is freed before others run: its factors stay.
+            kept = samples * found.repeated + others
+            repeating -= recorded - kept
+            trained, gathered = [w for w in self.weights if w.is_trained], self._gathered_at_most
             moments = [
-                self._amounts(active=repeated, gathered=gathered, sums=earlier),
-                self._amounts(active=recorded, gathered=gathered, sums=earlier, buffers=wholes),
-                self._amounts(active=recorded, sums=self.sum_bytes, buffers=self.scattering(late)),
+                self._amounts(active=max(recorded, repeating), gathered=gathered, sums=earlier),
+                self._amounts(active=kept, sums=self.sum_bytes, buffers=self.scattering(trained)),
             ]
         else:
             moments = [
-                self._amounts(active=repeated, sums=earlier),
+                self._amounts(active=repeating, sums=earlier),
                 self._amounts(active=recorded, sums=self.sum_bytes),
             ]
         return max(moments, key=lambda amounts: amounts.total)
+
+    @property
+    def _gathered_at_most(self) -> int:
+        """By a pass that runs as others ask: what is outside of blocks, and one of those."""
+        places = {weight.place for weight in self.weights}
+        return max(self.gathered({"", place}) for place in places)
 
     def scattering(self, weights: Sequence[Weight]) -> float:
         """Sums that are scattered a few at a time: the largest of them, and copies on the way."""
@@ -306,19 +314,15 @@ class _Backward:
     def _is_early(self, layer: int) -> bool:
         return all(weight.name in self._early_names for weight in self._layers[layer])
 
-    def split(self) -> tuple[list[Weight], list[Weight]]:
-        """What is scattered when gradients have passed its module, and what at the end."""
-        trained = [weight for weight in self._memory.weights if weight.is_trained]
-        early = [weight for weight in trained if weight.name in self._early_names]
-        return early, [weight for weight in trained if weight.name not in self._early_names]
-
     def moments(self) -> list[Moment]:
         """Those at which most may be held."""
         profile, samples, part = self._profile, self._samples, self._memory.part
         ends = self._ends
+        over = profile.over(len(self._memory.groups))
         before = samples * (profile.before_clipping(ends) - part.before)
-        adding = samples * (profile.while_clipping(ends) - part.before)
-        measured = samples * (profile.when_measured(ends) - part.before) + self._made_of_norms()
+        adding = samples * (profile.while_clipping(ends) - part.before - over)
+        measured = samples * (profile.when_measured(ends) - part.before - over)
+        measured += self._made_of_norms()
         inputs = samples * self._memory.traced.trace.inputs
         find = self._sharded if self._memory.mode.is_sharded else self._whole
         found = [
@@ -336,13 +340,41 @@ class _Backward:
         return found
 
     def _made_of_norms(self) -> Floats:
-        """[n], bytes of tables of positions that wait for those of other layers, and copies."""
-        trace, samples = self._memory.traced.trace, self._samples
-        found = np.zeros(len(self._ends))
+        """[n], bytes that norms which are taken together need, in the turn in which they are.
+
+        Tables that were made for them, copies of all that is alike beside each other, and products.
+        What is more than may wait is not kept for that, as in `quietgrad.reduction`.
+        """
+        trace, found = self._memory.traced.trace, np.zeros(len(self._ends))
+        waiting: dict[int, list[NormParts]] = {}  # by the turn in which their group is clipped
+        held = 0.0
         for i in self._own:
-            fitting = [t for t in trace.grams[i] if samples * t**2 <= STACKED_FLOATS]
-            found[self._ends[i]] += sum(2 * _FLOAT * samples * t**2 for t in fitting)
-        return _STACKED * np.minimum(found, trace.waiting_limit)
+            for parts in trace.norms[i]:
+                size = self._bytes_of(parts)
+                fits = self._samples * parts.size <= STACKED_FLOATS
+                if fits and held + size <= trace.waiting_limit:
+                    held += size
+                    waiting.setdefault(self._ends[i], []).append(parts)
+            for end in [each for each in waiting if each <= i]:
+                taken = waiting.pop(end)
+                held -= sum(map(self._bytes_of, taken))
+                found[end] = self._taken_at_once(taken)
+        for end, taken in waiting.items():
+            found[end] = self._taken_at_once(taken)
+        return found
+
+    def _bytes_of(self, parts: NormParts) -> int:
+        return _FLOAT * self._samples * parts.size * (2 if parts.is_table else 1)
+
+    def _taken_at_once(self, parts: Sequence[NormParts]) -> float:
+        tables = sum(self._bytes_of(each) for each in parts if each.is_table)
+        copied = highest = 0.0
+        for kind, count in Counter(parts).items():
+            size = count * self._bytes_of(kind)
+            copy = size if count > 1 else 0
+            highest = max(highest, copied + copy + (size / 2 if kind.is_table else 0))
+            copied += 0 if kind.is_table else copy  # gradients are summed from it, too
+        return tables + highest
 
     def _is_summed(self, layer: int, at: int, *, is_adding: bool) -> bool:
         """Whether a layer's sum is made before, or while, that of another is added."""

@@ -353,7 +353,8 @@ class _Subject:
                 for layer in self.layers
                 if layer.path in self.traced.outputs
             ]
-            yield from send_parts(weights, len(memory.groups), traffic, mode, samples)
+            groups, passes = len(memory.groups), memory.micro_batches
+            yield from send_parts(weights, groups, traffic, mode, samples, passes)
         elif mode.kind == PIPELINE:
             handed, got = self._handed(number), self._handed(number - 1)
             yield from send_stage(weights, mode, handed, got, samples)

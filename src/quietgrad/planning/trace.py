@@ -47,8 +47,7 @@ class Trace:
         added: [n], numbers of a layer's sums that are there when its work takes most.
         waiting: [n], bytes per sample with which a layer's factors count among those that wait.
         waiting_limit: bytes of factors that wait at most.
-        grams: [n], of the matrices of a layer that are used at several positions, how many those
-            are: norms are made of tables of all pairs of them.
+        norms: [n], what the norms of a layer are made of, if those of several are taken at once.
     """
 
     samples: int
@@ -60,7 +59,19 @@ class Trace:
     added: Floats
     waiting: Floats
     waiting_limit: int
-    grams: tuple[tuple[int, ...], ...]
+    norms: tuple[tuple[NormParts, ...], ...]
+
+
+class NormParts(NamedTuple):
+    """What norms are made of: a gradient itself, or tables of all pairs of positions.
+
+    Attributes:
+        size: numbers of the gradient; of one of the two tables.
+        is_table: which of both; tables are made for it, and a gradient is held anyway.
+    """
+
+    size: int
+    is_table: bool
 
 
 def trace(
@@ -156,7 +167,7 @@ class Follow:
     each: int = 1
     work: dict[str, LayerWork] = field(default_factory=dict)
     counted: int = 0
-    grams: dict[str, list[int]] = field(default_factory=dict)
+    norms: dict[str, list[NormParts]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     turns: list[tuple[int, int, int]] = field(default_factory=list)  # as `Profile` has them
     peaks: list[int] = field(default_factory=list)  # when each turn had most alive
@@ -177,8 +188,7 @@ class Follow:
             factor.is_small = factor.is_small and self.each * floats <= STACKED_FACTOR_FLOATS
         begun = self.count()
         _, held = self.evaluator.evaluate(factor)
-        if held is factor and isinstance(factor, Outer) and factor.groups == 1 < factor.positions:
-            self.grams.setdefault(layer, []).append(factor.positions)
+        self.norms.setdefault(layer, []).extend(_parts_of_norms(held))
         spent, is_made = self.count() - begun, held is not factor
         self._note_work(layer, begun - self.counted, is_made * spent, (not is_made) * spent)
         self.waiting.setdefault(layer, []).append(held)
@@ -206,7 +216,7 @@ class Follow:
             added=np.array(self.added, dtype=float),
             waiting=np.array(self.sizes) / samples,
             waiting_limit=self.waiting_limit,
-            grams=tuple(tuple(self.grams.get(path, ())) for path in self.order),
+            norms=tuple(tuple(self.norms.get(path, ())) for path in self.order),
         )
 
     def profile(self, samples: int) -> Profile:
@@ -296,6 +306,13 @@ def layers_of(model: nn.Module, arrived: Iterable[str]) -> dict[str, list[str]]:
 def byte_count(tensors: Iterable[Tensor]) -> int:
     """Bytes of the values of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _parts_of_norms(factor: Factor) -> Iterator[NormParts]:
+    if isinstance(factor, Dense) and factor.grads.is_contiguous():
+        yield NormParts(factor.shape.numel(), is_table=False)
+    elif isinstance(factor, Outer) and factor.groups == 1 < factor.positions:
+        yield NormParts(factor.positions**2, is_table=True)
 
 
 class Shape(NamedTuple):

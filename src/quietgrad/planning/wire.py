@@ -108,6 +108,7 @@ def send_parts(
     traffic: Sequence[LayerTraffic],
     mode: Mode,
     samples: int,
+    micro_batches: int,
 ) -> Iterator[Sent]:
     """Tensor parallel: activations in both passes, squared norms, and what is whole on all ranks.
 
@@ -117,6 +118,7 @@ def send_parts(
         traffic: of the layers that are spread.
         mode: how ranks share the work.
         samples: in all micro-batches of this rank.
+        micro_batches: of this rank.
     """
     parts = mode.parts
     reduced = gathered = backward = 0.0
@@ -139,6 +141,10 @@ def send_parts(
     norms = ring(ALL_REDUCE, _VOTE * samples * groups, parts)
     checked = ring(ALL_REDUCE, _VOTE * groups, parts)
     yield Sent(ALL_REDUCE, "squared norms", norms + checked)
+    # Losses, twice; whether passes are to be repeated; which groups are complete; once in a step
+    # whether sums of what is whole are apart.
+    compared = _VOTE * (2 * samples + micro_batches * (2 + 3 + groups) + 1)
+    yield Sent(ALL_REDUCE, "votes, and losses that are compared", ring(ALL_REDUCE, compared, parts))
     whole = sum(weight.sum_size for weight in weights if weight.is_trained and not weight.is_cut)
     if whole:
         size = ring(BROADCAST, 2 * whole, parts)

@@ -28,7 +28,7 @@ def run_spread(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _linear(call: Call, input: Tensor, weight: Any, bias: Any = None) -> Any:
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, dim = _find_place(call, weight, input, bias)
     here, added = call.localize([weight, bias])
@@ -39,8 +39,7 @@ def _linear(call: Call, input: Tensor, weight: Any, bias: Any = None) -> Any:
             raise _refuse(call, "has rows on each rank, and its input or bias is cut", weight, bias)
         # This rank's part of the weight sends a part of the gradient to the whole input.
         local = spread.to_local(grad_placements=[Partial()])
-        output = linear(call, local, here, added)
-        return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False)
+        return _in_columns(linear(call, local, here, added), mesh, weight.shape[0])
     if not spread.placements[0].is_shard(spread.ndim - 1) or (bias is not None and _is_cut(bias)):
         raise _refuse(call, "has columns on each rank, and its input has not", weight, bias)
     output = linear(call, spread.to_local(), here)
@@ -56,7 +55,7 @@ def _linear(call: Call, input: Tensor, weight: Any, bias: Any = None) -> Any:
 def _embedding(
     call: Call, input: Tensor, weight: Any, padding_idx: int | None = None, *options: Any, **_: Any
 ) -> Any:
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, dim = _find_place(call, weight, input)
     spread: Any = input
@@ -66,8 +65,7 @@ def _embedding(
     assert here is not None
     ids, padding = spread.to_local(), padding_idx
     if dim == 1:
-        output = embedding(call, ids, here, padding)
-        return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False)
+        return _in_columns(embedding(call, ids, here, padding), mesh, weight.shape[1])
     rows = -(-weight.shape[0] // mesh.size())
     first = mesh.get_local_rank() * rows
     is_here = (ids >= first) & (ids < first + len(here))
@@ -79,6 +77,16 @@ def _embedding(
     output = output * is_here.unsqueeze(-1)
     parts = DTensor.from_local(output, mesh, [Partial()], run_check=False)
     return parts.redistribute(placements=[Replicate()])
+
+
+def _in_columns(output: Tensor, mesh: Any, width: int) -> Any:
+    """Of so many columns those of this rank, which need not be as many as those of others."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = torch.Size([*output.shape[:-1], width])
+    stride = torch.empty(shape, device="meta").stride()
+    place = [Shard(output.ndim - 1)]
+    return DTensor.from_local(output, mesh, place, run_check=False, shape=shape, stride=stride)
 
 
 def _find_place(call: Call, weight: Any, *others: Any) -> tuple[Any, int]:

@@ -53,6 +53,7 @@ MAY_IMPORT["plots"] = {"_checks", "accounting", "audit", "diagnostics", "errors"
 MAY_IMPORT["cli"] = {*MAY_IMPORT, ""}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT[""] = set(MAY_IMPORT) - {
+    "integrations",
     "recipes",
     "plots",
     "cli",

@@ -127,7 +127,7 @@ class Tape:
         self, layouts: LayoutTable, provenance: Provenance, batch: int, *, verify: bool
     ) -> None:
         self.layouts, self.provenance = layouts, provenance
-        self.token = torch.zeros((), requires_grad=True)
+        self.token = torch.zeros((), requires_grad=True, device="cpu")
         self.batch, self.verify = batch, verify
         self.scale = 1.0  # of all losses, in every pass
         self.recomputes = self.is_checkpointed = self.reads_numbers = self.selects_rows = False

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import draw_below, split_samples
-from quietgrad.capture.collation import check_collation
+from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
-from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
+from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import RecordedCall, check_independence, check_single
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
@@ -234,12 +234,14 @@ class Verifier:
         self._on_probed()
         traces = [call.leaves_traces for call in tape.calls]
         self.needs_snapshots |= any(each is True for each in traces)
+        ends = {node for call in tape.calls for node in call.ends}
+        edges = list_edges(losses, ends)
         for number, call in enumerate(tape.calls):
             call.note_transient()
+            call.note_direct(edges)
             call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
         find_shared = self._constants.find(tape.calls)
-        ends = {node for call in tape.calls for node in call.ends}
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)
@@ -270,6 +272,8 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
+            check_targets(tape.calls, tape.collation, is_first=is_first)
         self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
@@ -303,7 +307,7 @@ def _find_option(tape: Tape) -> str:
 
 
 def _ask_all(losses: Tensor) -> Probe:
-    return Probe(torch.ones(len(losses), dtype=losses.dtype))
+    return Probe(torch.ones(len(losses), dtype=losses.dtype, device="cpu"))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:

@@ -59,7 +59,10 @@ REFUSALS = [
         "kept-places",
         "Samples that are run without others stay in order, and the first ones at their places.",
         (
-            ("take_several(displace(alone, self.recorded.batch), self", "take_several(alone, self"),
+            (
+                "take_several(displace(alone, self.recorded.samples), self",
+                "take_several(alone, self",
+            ),
             (
                 "yield displace(mask.nonzero().flatten(), len(mask))",
                 "yield mask.nonzero().flatten()",
@@ -77,9 +80,8 @@ REFUSALS = [
     make_fault(
         "certificate",
         "A compiled graph is used without a comparison with the call as it was written.",
-        "return run is not None and run.is_alike and bool("
-        "examination._agrees(run, everyone, everyone))",
-        "return run is not None",
+        "    if run is None or not run.is_alike:\n        return False\n    return bool(",
+        "    return run is not None and bool(True or ",
         "tests/engine/test_compiled_forward.py",
     ),
     make_fault(

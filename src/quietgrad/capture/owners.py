@@ -382,7 +382,7 @@ def ask_rows(
         lowest, highest = lowest.amin(1), highest.amax(1)
         is_touched = highest.isfinite() if is_touched is None else is_touched & highest.isfinite()
         verdicts.append(verdict_of((lowest.eq(highest) | ~is_touched).all()))
-        own = send(seeds[membership.firsts], highest.device, highest.dtype)
+        own = send(membership.pick(seeds), highest.device, highest.dtype)
         same = highest[:, None] == own.log2().round()
         fits = same if fits is None else fits & same
     assert fits is not None

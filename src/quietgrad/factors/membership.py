@@ -77,6 +77,10 @@ class Membership:
         """What each sample has, for each of its records."""
         return by_sample if self.is_plain else by_sample[self.owners_on(by_sample.device)]
 
+    def pick(self, by_record: Tensor) -> Tensor:
+        """Of what records have, that of the first of each sample."""
+        return by_record if self.is_plain else by_record[self.firsts]
+
     def sum(self, by_record: Tensor) -> Tensor:
         """``[batch, ...]``, added up over the records of each sample."""
         if self.is_plain:
@@ -86,7 +90,7 @@ class Membership:
 
     def any(self, by_record: Tensor) -> Tensor:
         """Which samples have a record of which this is true."""
-        return self.sum(by_record.long()).bool()
+        return by_record if self.is_plain else self.sum(by_record.long()).bool()
 
     def collect(self, by_record: Tensor) -> Tensor:
         """``[batch, K, ...]`` as ``[samples, width * K, ...]``, with zeros behind the last."""

@@ -233,10 +233,12 @@ def verify(clipping: Clipping) -> None:
 def probe_norms(radius: float, dtype: torch.dtype) -> Tensor:
     """Zero, a log grid from 1e-30 to 1e30, norms near the radius, the ends of the range."""
     limits = torch.finfo(dtype)
-    everywhere = torch.logspace(-30, 30, 1201, dtype=torch.float64)
-    near_radius = radius * torch.linspace(0.01, 4.0, 400, dtype=torch.float64)
+    everywhere = torch.logspace(-30, 30, 1201, dtype=torch.float64, device="cpu")
+    near_radius = radius * torch.linspace(0.01, 4.0, 400, dtype=torch.float64, device="cpu")
     tiny, huge = limits.smallest_normal, limits.max
-    edges = torch.tensor([0.0, tiny / 10, tiny, radius, huge**0.5, huge / 2, huge], dtype=dtype)
+    edges = torch.tensor(
+        [0.0, tiny / 10, tiny, radius, huge**0.5, huge / 2, huge], dtype=dtype, device="cpu"
+    )
     below = edges.nextafter(torch.zeros_like(edges))
     above = edges.nextafter(torch.full_like(edges, huge))
     return torch.cat([everywhere.to(dtype), near_radius.to(dtype), edges, below, above])
@@ -340,12 +342,12 @@ def _rearrangements(norms: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The same norms in other company: (places in `norms`, what to pass)."""
     count = len(norms)
     # The order is fixed: a refusal must not come and go with the state of the global generator.
-    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0), device="cpu")
     yield shuffled, norms[shuffled]
     half = shuffled[: count // 4 * 2]
     yield half, norms[half].reshape(2, -1)
     yield half, norms[half].reshape(-1, 2)
-    for place in torch.linspace(0, count - 1, _SINGLES).long():
+    for place in torch.linspace(0, count - 1, _SINGLES, device="cpu").long():
         yield place.reshape(1), norms[place].reshape(1)
     yield shuffled[:1], norms[shuffled[0]]
 

@@ -85,7 +85,7 @@ class Scattering:
             )
         if not len(images):
             height, width = (side // self._step for side in self._size)
-            return torch.empty(0, images.shape[1] * self.channels, height, width)
+            return images.new_empty(0, images.shape[1] * self.channels, height, width)
         parts = []
         for part in images.float().split(_IMAGES_AT_A_TIME):
             padded = F.pad(part, [self._step] * 4, mode="reflect")
@@ -145,11 +145,11 @@ def _gabor(
     """A wave under an elongated Gaussian of weight one, folded onto the grid."""
     cosine, sine = math.cos(direction), math.sin(direction)
     height, length = size
-    total = torch.zeros(size, dtype=torch.complex128)
+    total = torch.zeros(size, dtype=torch.complex128, device="cpu")
     for down in _FOLDS:
         for right in _FOLDS:
-            y = torch.arange(height, dtype=torch.float64)[:, None] + down * height
-            x = torch.arange(length, dtype=torch.float64)[None, :] + right * length
+            y = torch.arange(height, dtype=torch.float64, device="cpu")[:, None] + down * height
+            x = torch.arange(length, dtype=torch.float64, device="cpu")[None, :] + right * length
             along, across = y * cosine + x * sine, -y * sine + x * cosine
             envelope = -(along.square() + (slant * across).square()) / (2 * width**2)
             total += torch.polar(envelope.exp(), frequency * along)

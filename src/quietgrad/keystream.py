@@ -71,7 +71,7 @@ class Words:
     def __init__(self, capacity: int) -> None:
         wanted = capacity * _WORD.itemsize
         # torch's memory begins where vector instructions load fastest, a bytearray's does not.
-        self._bytes = torch.empty(wanted + _SLACK, dtype=torch.uint8).numpy()
+        self._bytes = torch.empty(wanted + _SLACK, dtype=torch.uint8, device="cpu").numpy()
         self._words = self._bytes[:wanted].view(_WORD)
         self._place: tuple[bytes, int] | None = None
 
@@ -114,7 +114,7 @@ def chacha20_state(key: bytes, nonce: int, device: torch.device, first_block: in
         first_block: where in the stream to begin.
     """
     words = _CONSTANTS + key + struct.pack("<I", first_block) + nonce.to_bytes(12, "little")
-    state = torch.tensor(struct.unpack("<16i", words), dtype=torch.int32)
+    state = torch.tensor(struct.unpack("<16i", words), dtype=torch.int32, device="cpu")
     return state.to(device, non_blocking=True)
 
 
@@ -191,8 +191,8 @@ class FastGaussians:
 
     def __init__(self, capacity: int) -> None:
         half = capacity // 2
-        self._integers = torch.empty(half, dtype=torch.int32).numpy()
-        rooms: NDArray[np.float32] = torch.empty(3, half).numpy()
+        self._integers = torch.empty(half, dtype=torch.int32, device="cpu").numpy()
+        rooms: NDArray[np.float32] = torch.empty(3, half, device="cpu").numpy()
         self._radius, self._angle, self._values = rooms
 
     def halves(self, words: NDArray[np.int32], std: float) -> Iterator[NDArray[np.float32]]:
@@ -363,7 +363,9 @@ class Gaussians:
     ) -> None:
         self._std, self._rest = std, rest
         self._widths = layers().widths * (std * 2.0**-63)
-        rooms: NDArray[np.float64] = torch.empty(2, capacity, dtype=torch.float64).numpy()
+        rooms: NDArray[np.float64] = torch.empty(
+            2, capacity, dtype=torch.float64, device="cpu"
+        ).numpy()
         self._values, self._sums = rooms
         # Numbers of layers are used up before there are values.
         self._chosen, self._is_outside = self._values.view(np.int64), np.empty(capacity, bool)

@@ -123,7 +123,7 @@ def output_buffer(total: Tensor) -> Tensor:
     """Where to release a total of the host: in its own memory if that will do."""
     if total.dtype in _RELEASED_AS_THEY_ARE and total.is_contiguous():
         return total
-    return torch.empty(total.shape, dtype=released_dtype(total))
+    return torch.empty(total.shape, dtype=released_dtype(total), device="cpu")
 
 
 def chunks_of(totals: Iterable[Tensor], rooms: Iterable[Tensor]) -> list[list[Piece]]:

@@ -577,7 +577,7 @@ class ClippedReducer:
             )
 
     def _stacked(self, columns: Sequence[Tensor | None]) -> Tensor:
-        present = [c if c is not None else torch.zeros(self._batch) for c in columns]
+        present = [c if c is not None else torch.zeros(self._batch, device="cpu") for c in columns]
         widest = _widest(present)
         device = next((c.device for c in columns if c is not None), None)
         return torch.stack([c.to(device=device, dtype=widest) for c in present], 1)

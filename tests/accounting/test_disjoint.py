@@ -82,6 +82,14 @@ def test_a_file_keeps_names_and_declaration(tmp_path):
     assert Ledger.read(path).head == json.loads(path.read_text().splitlines()[-1])["hash"]
 
 
+def test_what_is_added_to_a_ledger_that_was_read_has_no_head(tmp_path):
+    Ledger([NORTH]).copy_to(tmp_path / "ledger.jsonl")
+    read = Ledger.read(tmp_path / "ledger.jsonl")
+    assert read.head is not None
+    read.record(SOUTH)
+    assert read.head is None
+
+
 def test_steps_of_two_data_sets_are_not_merged():
     events = [replace(NORTH, dataset=name, steps=1) for name in ("north", "south", None)]
     assert list(Ledger(events).events) == events

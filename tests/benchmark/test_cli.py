@@ -84,6 +84,7 @@ def test_the_table(columns):
     assert "2 rounds of 3 steps take about" in result.stderr
 
 
+@pytest.mark.slow
 def test_memory_is_in_the_table():
     arguments = ["--workloads", "line", "--rounds", "1", "--peers", "none"]
     result = run_bench(*arguments, "--groupings", "all-layer")
@@ -149,6 +150,7 @@ def test_json_alone_is_not_accompanied():
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_dated_files_never_replace_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmarks/bench/__main__.py", "--out", "somewhere"])
     for _ in range(2):
@@ -180,6 +182,7 @@ def small_sweeps(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_sweeps")
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("sweep", ["tokens", "batch"])
 def test_a_sweep(sweep, tmp_path):
     options = ["--sweep", sweep, "--rounds", "1", "--peers", "none", "--out", str(tmp_path)]

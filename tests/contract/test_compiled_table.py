@@ -2,7 +2,7 @@
 
 A case is compiled once. Its graph then runs on all samples and on some of them, with every
 strategy and with the pairs of grouping and clipping that are the case's turn. What is not compiled
-runs as it was written, and is compared just the same.
+runs as it was written, with a reason, and is compared just the same.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def count_compiled(name: str) -> int:
                 check(combination, slice(None))
             for rows in PARTS if capture.compiler.calls else ():
                 check(combinations[0], rows)
+        assert capture.compiler.status != "not compiled yet"  # without a reason
         return capture.compiler.calls
     except Exception as error:
         error.add_note(f"{name}, {capture.compiler.status}")

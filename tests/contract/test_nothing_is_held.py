@@ -56,6 +56,7 @@ def _tensors():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch keeps for the collector
+@pytest.mark.every_nth(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_leave_no_tensors_behind(name):
     torch.manual_seed(0)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import quietgrad as qg
 from quietgrad import clipping as clippings
 from quietgrad.clipping import AutoS
-from quietgrad.errors import SampleMixingError
 
 from .cases import CASES, Problem, precision
 from .cases.table import Net, score
@@ -171,18 +170,13 @@ def test_a_batch_of_nothing_but_broken_samples_is_zero(make):
     assert all((grad == 0).all() for grad in found.grads.values())
 
 
-def _marks(position, name):
-    slow = [pytest.mark.slow] if position % 4 else []
-    if name != "ragged-samples-one-by-one":
-        return slow
-    # Nobody knows whose rows are whose where one sample's gradients are NaN: nothing is released.
-    return [*slow, pytest.mark.xfail(raises=SampleMixingError, strict=True)]
-
-
 @pytest.mark.every_nth(2)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=_marks(position, name)) for position, name in enumerate(CASES)],
+    [
+        pytest.param(name, marks=pytest.mark.slow if position % 4 else ())
+        for position, name in enumerate(CASES)
+    ],
 )
 def test_a_sample_without_numbers_does_not_touch_the_others(name):
     problem = CASES[name].problem(torch.float64)

@@ -138,16 +138,29 @@ class _DeviceModule(backend_registration._DummyBackendModule):
     """What torch asks a backend for: its generators, and what autocast takes."""
 
     generators = tuple(torch.Generator() for _ in range(DEVICES))
+    _initialized = True  # otherwise checkpointing does not keep generators
+    _current = 0
 
     def _generator(self, device: Any = None) -> torch.Generator:
-        index = torch.device(NAME if device in (None, -1) else device).index
-        return self.generators[index or 0]
+        if device in (None, -1):
+            return self.generators[self._current]
+        place = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
+        return self.generators[place.index or 0]
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """In here it is the current one."""
+        before, self._current = self._current, index
+        try:
+            yield
+        finally:
+            self._current = before
 
     def device_count(self) -> int:
         return DEVICES
 
     def current_device(self) -> int:
-        return 0
+        return self._current
 
     def is_initialized(self) -> bool:
         return True
@@ -195,9 +208,34 @@ def register() -> _DeviceModule:
     # Torch makes these without entries, and lets kernels resize them: here that would not be seen.
     for name in ("arange", "arange.start", "arange.start_step", "eye", "eye.m"):
         library.impl(name, _factory(getattr(torch, name.partition(".")[0])), "PrivateUse1")
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, _AUTOCAST)
+    for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d"):
+        library.impl(name, _in_lower_precision(getattr(torch.ops.aten, name).default), _AUTOCAST)
     torch.Generator = _Generator  # type: ignore[misc]
-    module.library = library  # type: ignore[attr-defined]  # it would be undone with the object
+    module.libraries = library, others  # type: ignore[attr-defined]  # undone with the objects
     return module
+
+
+_AUTOCAST = "AutocastPrivateUse1"
+
+
+def _in_lower_precision(operation: Any) -> Callable[..., Tensor]:
+    """As autocast does it on other devices; torch has it for none that is written in Python."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _AUTOCAST))
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(NAME)
+
+        def lower(leaf: Any) -> Any:
+            is_wide = isinstance(leaf, Tensor) and leaf.dtype == torch.float32
+            return leaf.to(dtype) if is_wide else leaf
+
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            output: Tensor = operation(*tree_map(lower, args), **kwargs)
+        return output
+
+    return run
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:

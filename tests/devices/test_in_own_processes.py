@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-NAMES = ["engines", "features", "methods", "noise", "chacha20", "benchmarks"]
+NAMES = "engines features methods programs counts noise chacha20 benchmarks".split()
 SLOW = [pytest.param(name, "", marks=pytest.mark.slow) for name in ("commands", *NAMES)]
 
 

@@ -425,6 +425,55 @@ def test_what_cannot_be_compiled_runs_as_it_was_written(between):
     assert engine.compilation.startswith("runs as it was written: ")
 
 
+class Cached(nn.Module):
+    """Gives its keys back beside what it computes of them, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self.keys(x).tanh()
+        return self.last(keys), keys
+
+
+class OfBoth:
+    """Losses of the first output, and from some step on of its keys, too."""
+
+    def __init__(self, begin: int, steps: int) -> None:
+        self._begin, self._steps, self._calls = begin, steps, 0
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        logits, keys = model(x)
+        losses = logits.square().sum(1)
+        is_later = self._calls % self._steps >= self._begin
+        self._calls += 1
+        return losses + keys.sum(1) if is_later else losses
+
+
+@pytest.mark.parametrize("begin", [3, 6], ids=["later of both", "of one"])
+def test_an_output_that_another_is_computed_of_is_given_back_compiled(begin):
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(32, 6))
+    engine = both(Cached, data, "aot_eager", steps=6, losses=OfBoth(begin, 6))
+    assert engine.compilation == "compiled"
+    assert compiled_calls(engine) >= 4
+
+
+def test_losses_of_both_from_the_start_run_as_it_was_written_with_advice_that_holds():
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(32, 6))
+    engine = both(Cached, data, "aot_eager", steps=2, losses=OfBoth(0, 2))
+    assert "computed of the other (return only one of them)" in engine.compilation
+
+    class One(Cached):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)[0]
+
+    engine = both(One, data, "aot_eager", steps=2)
+    assert engine.compilation == "compiled"
+
+
 def test_what_begins_to_mix_later_is_refused():
     def between(model: Any, x: Tensor) -> Tensor:
         return x - x.mean(0) if model.flag else x

@@ -147,7 +147,7 @@ def several(batch):
     return batch
 
 
-@pytest.mark.every_nth(2)
+@pytest.mark.every_nth(5)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("samples", [9, 16, 40])
 @pytest.mark.parametrize("name", RARELY_SEEN)

@@ -59,6 +59,7 @@ BAD = {
     "fsdp_config": ({"version": 2}, "torchrun"),
     "deepspeed": ("config.json", "torchrun"),
     "parallelism_config": (object(), "torchrun"),
+    "hub_strategy": ("checkpoint", "'every_save'"),
     "sortish_sampler": (True, "lengths"),
     "packing": (True, "packing=False"),
     "padding_free": (True, "padding_free=False"),

@@ -92,14 +92,14 @@ def test_sequence_to_sequence_with_generation(tmp_path):
     model = hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=40, decoder_start_token_id=0, dropout_rate=0.0, **sizes)
     )
-    rows = [{**row, "labels": row["input_ids"][:3]} for row in texts(24)]
+    rows = [{**row, "labels": row["input_ids"][:3]} for row in texts(28)]
     args = hf.Seq2SeqTrainingArguments(
         str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, max_grad_norm=0,
         predict_with_generate=True, generation_max_length=5, save_strategy="no", use_cpu=True,
         report_to="none", disable_tqdm=True, eval_strategy="epoch",
     )  # fmt: skip
     run = train(
-        tmp_path, model, rows, PrivateSeq2SeqTrainer, args, eval_dataset=rows[:4],
+        tmp_path, model, rows[4:], PrivateSeq2SeqTrainer, args, eval_dataset=rows[:4],
         data_collator=hf.DataCollatorForSeq2Seq(tokenizer()),
         compute_metrics=lambda found: {"words": float((found.predictions >= 0).sum())},
     )  # fmt: skip

@@ -87,10 +87,15 @@ def test_losses_that_are_asked_for_are_labelled(tmp_path):
 
 def test_the_training_data_is_not_evaluated(tmp_path):
     data = texts(24)
-    run = trainer(tmp_path, data=data, eval_dataset={"held out": texts(4, 1), "training": data})
-    for use in (run.evaluate, lambda: run.evaluate(data), lambda: run.predict(data)):
-        with pytest.raises(IntegrationError, match="to run on the training data"):
+    run = trainer(tmp_path, data=data, eval_dataset={"held out": texts(4, 1)})
+    for use in (
+        lambda: run.evaluate(data),
+        lambda: run.predict(data),
+        lambda: trainer(tmp_path, data=data, eval_dataset={"a": texts(4), "b": data}),
+    ):
+        with pytest.raises(IntegrationError, match="samples of the training data"):
             use()
+    assert "eval_held out_loss" in run.evaluate()
 
 
 def test_evaluation_logs_as_ever_and_ends_training_early(tmp_path):

@@ -1,12 +1,23 @@
 """Scripts that cannot be made private as they are get a message that says what to do."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from tests.integrations.trainers import arguments, bert, pad, texts, trainer
 from torch.utils.data import IterableDataset
 
-from quietgrad.errors import EngineStateError, IntegrationError, SampleMixingError
+from quietgrad.errors import (
+    EngineStateError,
+    IntegrationError,
+    LossError,
+    MissingExtraError,
+    SampleMixingError,
+)
 from quietgrad.integrations.transformers import PrivateTrainer, PrivateTrainerMixin
 
 
@@ -55,9 +66,9 @@ def test_losses_of_the_batch_are_refused(tmp_path):
 
 def test_a_loss_of_ones_own_must_have_one_entry_per_sample(tmp_path):
     run = trainer(tmp_path, per_sample_loss=lambda outputs, batch: outputs.logits.mean())
-    with pytest.raises(Exception, match="one loss per sample; it is a scalar"):
+    with pytest.raises(Exception, match=r"losses of shape \[\] for 4 samples"):
         run.train()
-    assert not run.engine.ledger.steps
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_missing_labels_are_named(tmp_path):
@@ -91,14 +102,76 @@ def test_a_model_with_another_loss_than_that_of_its_task_is_refused(tmp_path):
         trainer(tmp_path, model).train()
 
 
-def test_padding_that_counts_is_refused(tmp_path):
+@pytest.mark.parametrize("kind", [dict, hf.BatchEncoding])
+def test_padding_that_counts_is_refused(tmp_path, kind):
     def collate(rows):
         batch = pad(rows)
         del batch["attention_mask"]
-        return batch
+        return kind(batch)
 
     with pytest.raises(SampleMixingError, match="padding counts"):
         trainer(tmp_path, data_collator=collate).train()
+
+
+def other_labels(rows):
+    """Each sample gets the label of another one."""
+    batch = pad(rows)
+    return batch | {"labels": batch["labels"].flip(0)}
+
+
+def doubled(rows):
+    return pad([*rows, rows[0]])
+
+
+def over_padding(outputs, batch):
+    """A mean over all positions, padded ones too."""
+    scores = outputs.logits.float().logsumexp(1, keepdim=True) * batch["attention_mask"]
+    return scores.mean(1)
+
+
+def by_the_batch(outputs, batch):
+    """As a script with gradient accumulation divides."""
+    losses = F.cross_entropy(outputs.logits, batch["labels"], reduction="none")
+    return losses / len(losses)
+
+
+MIXED = {
+    "labels of others": {"data_collator": other_labels},
+    "a mean over padding": {"per_sample_loss": over_padding},
+    "the number of samples": {"per_sample_loss": by_the_batch},
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_losses_that_depend_on_other_samples_are_refused(tmp_path, name):
+    with pytest.raises(SampleMixingError, match=r"beside itself and .* beside other samples"):
+        trainer(tmp_path, **MIXED[name]).train()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_collator_that_adds_samples_and_no_data_are_named(tmp_path):
+    with pytest.raises(LossError, match=r"losses of shape \[5\] for 4 samples"):
+        trainer(tmp_path, data_collator=doubled).train()
+    with pytest.raises(IntegrationError, match=r"train_dataset \(list\) is empty"):
+        trainer(tmp_path, data=[]).train()
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_train_dataloader"])
+def test_methods_that_were_replaced_in_the_trainer_are_named(tmp_path, name):
+    run = trainer(tmp_path)
+    setattr(run, name, lambda *arguments, **options: None)
+    with pytest.raises(IntegrationError, match=rf"trainer\.{name} was replaced"):
+        run.train()
+
+
+def test_a_trainer_of_trl_with_another_loss_is_refused(tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class PrivateReward(PrivateTrainerMixin, trl.RewardTrainer):
+        pass
+
+    with pytest.raises(IntegrationError, match="RewardTrainer computes its loss itself"):
+        trainer(tmp_path, kind=PrivateReward)
 
 
 def test_engine_options_are_those_of_the_engine(tmp_path):
@@ -137,6 +210,18 @@ def test_several_devices_and_a_scaler_of_accelerate_are_refused(tmp_path, monkey
     with pytest.raises(IntegrationError, match=r"mixed precision 'fp16' .* bf16=True"):
         check_accelerator(run)
     run.accelerator.state._mixed_precision = "no"
+
+
+@pytest.mark.parametrize("name", ["transformers", "trl", "accelerate"])
+def test_without_the_framework_the_extra_is_named(name, monkeypatch):
+    import quietgrad
+
+    place = Path(quietgrad.__file__).parent / f"integrations/{name}.py"
+    monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("loaded", place)
+    extra = "trainer" if name == "transformers" else name
+    with pytest.raises(MissingExtraError, match=rf"'quietgrad\[{extra}\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_another_loader_is_noticed_when_it_is_used(tmp_path):

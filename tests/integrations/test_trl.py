@@ -57,11 +57,12 @@ def arguments(kind, folder, **options):
 
 def sft(folder, words, rows=None, model=None, **options):
     data = datasets.Dataset.from_dict(rows or {"text": SENTENCES * 5})
+    held_out = datasets.Dataset.from_dict({"text": SENTENCES[:4]})
     return PrivateSFTTrainer(
         model=llama() if model is None else model,
         args=arguments(trl.SFTConfig, folder, **options),
         train_dataset=data,
-        eval_dataset=data.select(range(4)),
+        eval_dataset=held_out,
         processing_class=words,
         peft_config=adapters(),
         delta=1e-3,
@@ -73,11 +74,12 @@ def sft(folder, words, rows=None, model=None, **options):
 def dpo(folder, words, answers=ANSWERS, **options):
     rows = {"prompt": SENTENCES * 5, "chosen": answers * 5, "rejected": OTHERS * 5}
     data = datasets.Dataset.from_dict(rows)
+    held_out = datasets.Dataset.from_dict({name: values[:4] for name, values in rows.items()})
     return PrivateDPOTrainer(
         model=llama(),
         args=arguments(trl.DPOConfig, folder, **options),
         train_dataset=data,
-        eval_dataset=data.select(range(4)),
+        eval_dataset=held_out,
         processing_class=words,
         peft_config=adapters(),
         delta=1e-3,

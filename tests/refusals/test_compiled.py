@@ -267,6 +267,7 @@ def test_momentum_runs_compiled_losses_again():
 
 
 # Not fullgraph: torch's own optimizers break the graph, with or without an engine.
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("options", [OPTIONS[0], *OPTIONS[2:]])
 def test_a_compiled_step_of_the_optimizer(options):
     model = layers()
@@ -455,10 +456,32 @@ def test_an_engine_that_is_lost():
     quietgrad.detach(model)
     assert stance() == "default"
     engine = attach(model, X)
-    only_batch(engine)
-    del engine, model
-    gc.collect()
-    assert stance() == "default"
+    (x,) = only_batch(engine)
+    with pytest.raises(QuietgradError, match="scalar"):
+        engine.backward(squares(model, x).sum())
+    assert stance() == "force_eager"
+    batches = engine.batches
+    gc.disable()  # nothing is to wait for it
+    try:
+        del engine
+        assert stance() == "force_eager"  # somebody may go on with its method
+        del batches
+        assert stance() == "default"
+    finally:
+        gc.enable()
+    # The model is still attached, and can be detached without an engine.
+    with pytest.raises(EngineStateError, match="already attached"):
+        attach(model, X)
+    quietgrad.detach(model)
+    attach(model, X).detach()
+
+
+def test_batches_of_an_engine_that_is_lost():
+    engine = attach(layers(), X)
+    batches = iter(engine.batches())
+    del engine
+    with pytest.raises(EngineStateError, match="keep it in a variable"):
+        next(batches)
 
 
 def test_two_engines_at_once():
@@ -515,6 +538,7 @@ def test_a_compiled_function_that_asks_for_gradients_of_samples_is_refused():
     torch.compile(lambda x: plainly(x), backend="eager")(X)
 
 
+@pytest.mark.every_nth(3)
 @pytest.mark.parametrize("options", OPTIONS[:3])
 def test_functions_and_checks_and_plans(options):
     nested = layers()

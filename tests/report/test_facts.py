@@ -14,7 +14,7 @@ from quietgrad.accounting import FullBatch, GaussianEvent, Ledger, TruncatedPois
 from quietgrad.report import Statement, as_html, statement_of_engine, statement_of_folder
 from quietgrad.report.detection import epsilons, has_groups
 
-from .helpers import BATCH, DELTA, RECORDS, audit, engine_of, facts, trained
+from .helpers import BATCH, DELTA, RECORDS, audit, edited, engine_of, facts, trained
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,14 @@ def test_a_statement_of_an_earlier_version_is_read(engine):
     assert "Verification of this report" not in as_html(read)
     with pytest.raises(ValueError, match="not a Statement"):
         Statement.from_dict({**old, "more": 1})
+
+
+def test_figures_of_a_baseline_are_not_in_the_report(folder):
+    edited(folder / "result.json", lambda r: r["non_private"].update(test_accuracy=0.98765))
+    statement = statement_of_folder(folder)
+    assert "98765" not in json.dumps(statement.as_dict())
+    assert "98765" not in as_html(statement)
+    assert "One WAS trained on the same data" in as_html(statement)
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from quietgrad import PrivacyEngine
@@ -43,6 +44,14 @@ class Elements(Dataset[Any]):
 
 def nothing() -> None:
     """What most loops do between the verbs."""
+
+
+def on_default_device(content: Any) -> Any:
+    """A batch where new tensors are made, as a loop would move it."""
+    place = torch.get_default_device()
+    if place.type == "cpu":
+        return content
+    return tree_map(lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf, content)
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
@@ -72,7 +81,8 @@ class Program:
         while engine.steps_taken < steps:
             for batch in engine.batches():
                 self.before_batch()
-                for content in batch:
+                for given in batch:
+                    content = on_default_device(given)
                     self.before_forward(content)
                     engine.backward(self.losses(self.model, content))
                     self.after_backward(content)

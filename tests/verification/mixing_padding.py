@@ -184,6 +184,30 @@ def cut_to_the_shortest_in_collating(rows: Rows) -> Program:
     return texts(rows, Bag(), data, collate_fn=collate)
 
 
+def targeted(rows: Rows, mix: Callable[[Tensor], Tensor]) -> Program:
+    """What is mixed is for the loss alone: a target for each sample."""
+
+    def collate(elements: list[Tensor]) -> tuple[Tensor, Tensor]:
+        x = torch.stack(elements)
+        return x, mix(x.sum(1))
+
+    def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, target = batch
+        return (model(x).sum(1) - target).square()
+
+    return program(Linear(), rows, samples(), losses=losses, options={"collate_fn": collate})
+
+
+@TRAPS.add()
+def targets_in_another_order_than_samples(rows: Rows) -> Program:
+    return targeted(rows, lambda y: y.flip(0))
+
+
+@TRAPS.add()
+def targets_scaled_in_collating(rows: Rows) -> Program:
+    return targeted(rows, lambda y: (y - y.mean()) / (y.std(correction=0) + 1e-3))
+
+
 class Shifted(Linear):
     """By what comes with the batch, the same for all samples."""
 

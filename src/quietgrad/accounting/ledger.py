@@ -179,7 +179,7 @@ class Ledger:
         with self._lock:
             if self._file is not None:
                 self._file.note_disjoint(declared)
-            self._disjoint = declared
+            self._disjoint, self._head = declared, None
             self._epsilons.clear()
 
     @property
@@ -202,7 +202,10 @@ class Ledger:
 
     @property
     def head(self) -> str | None:
-        """SHA-256 of the file's last line, which all lines before it go into; None in memory."""
+        """SHA-256 of the file's last line, which all lines before it go into.
+
+        None in memory, and once something was added to what was read.
+        """
         return self._head if self._file is None else self._file.hash
 
     @property
@@ -439,6 +442,7 @@ class Ledger:
 
     def _append(self, record: LedgerRecord) -> None:
         _extend(self._records, record)
+        self._head = None  # of the file that was read, which lacks this one
         self._epsilons.clear()
 
 

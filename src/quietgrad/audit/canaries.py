@@ -269,7 +269,7 @@ def _collate(
 ) -> tuple[Any, ...]:
     """Elements as the data set's own, and what is said about canaries beside them."""
     elements, *about = zip(*drawn, strict=True)
-    return collate(list(elements)), *(torch.tensor(column) for column in about)
+    return collate(list(elements)), *(torch.tensor(column, device="cpu") for column in about)
 
 
 def _run_with_gradients(
@@ -283,7 +283,7 @@ def _run_with_gradients(
         model = _WithCanaries(audited, training.losses, len(present))
         engine, optimizer = training.attach(model, data, seed)
         model.norm, contribution = _strongest(engine, training.options)
-        total = torch.zeros(len(present), dtype=torch.float64)
+        total = torch.zeros(len(present), dtype=torch.float64, device="cpu")
 
         def watch(*_: Any) -> None:
             released = model.canaries.grad
@@ -321,7 +321,8 @@ def _strongest(engine: PrivacyEngine, options: Mapping[str, Any]) -> tuple[float
     Of norms that do equally well it is the largest, so that clipping has something to do.
     """
     (group,) = (group for group in engine.groups if _PARAMETER in group.parameters)
-    norms = group.radius * torch.cat([torch.tensor([0.999]), torch.logspace(-3, 3, 61)]).double()
+    grid = torch.logspace(-3, 3, 61, device="cpu")
+    norms = group.radius * torch.cat([torch.tensor([0.999], device="cpu"), grid]).double()
     clipping = clippings.resolve(options.get("clipping", "auto-s"))
     lengths = clipping.weights(norms, group.radius) * norms
     norm = norms[lengths >= 0.999 * lengths.max()].max()

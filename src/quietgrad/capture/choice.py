@@ -63,7 +63,7 @@ def new_generator() -> torch.Generator:
 
 def random_order(count: int) -> Tensor:
     """Of so many."""
-    return torch.randperm(count, generator=new_generator())
+    return torch.randperm(count, generator=new_generator(), device="cpu")
 
 
 def displace(samples: Tensor, count: int) -> Tensor:
@@ -110,8 +110,8 @@ def separate_samples(count: int, *, shuffle: bool = True) -> list[Tensor]:
     """
     masks = next(n for n in range(2, count + 2) if math.comb(n, n // 2) >= count)
     chosen = islice(combinations(range(masks), (masks + 1) // 2), count)
-    kept = torch.zeros(masks, count, dtype=torch.bool)
-    order = random_order(count) if shuffle else torch.arange(count)
+    kept = torch.zeros(masks, count, dtype=torch.bool, device="cpu")
+    order = random_order(count) if shuffle else torch.arange(count, device="cpu")
     for sample, which in zip(order.tolist(), chosen, strict=True):
         kept[list(which), sample] = True
     # The first one is used most: it is to be as near to half of the samples as any.
@@ -128,7 +128,7 @@ def replace_others(
     computed of all moves far; if a single one is kept, that sample of all. Any of those kept if
     nothing is said.
     """
-    places = torch.arange(len(kept))
+    places = torch.arange(len(kept), device="cpu")
     if scores is None or largest is None:
         sources = places[kept]
         return torch.where(kept, places, sources[draw_below(len(sources))])
@@ -148,7 +148,9 @@ def take_several(samples: Tensor, count: int) -> Tensor:
     """These samples, or all and one of them twice: a batch of one may be run differently."""
     if len(samples) > 1:
         return samples
-    return torch.cat([torch.arange(count).flip(0), torch.tensor([count - 1])])
+    return torch.cat(
+        [torch.arange(count, device="cpu").flip(0), torch.tensor([count - 1], device="cpu")]
+    )
 
 
 def list_companies(masks: Sequence[Tensor], scores: Tensor | None) -> Iterator[Tensor]:
@@ -161,10 +163,10 @@ def list_companies(masks: Sequence[Tensor], scores: Tensor | None) -> Iterator[T
     chosen = int(random_order(len(masks[0]))[0])
     ends = [] if scores is None else [int(scores.argmax()), int(scores.argmin())]
     for other in (chosen, *ends):
-        yield torch.tensor([chosen, *[other] * (COPIED - 1)])
+        yield torch.tensor([chosen, *[other] * (COPIED - 1)], device="cpu")
 
 
 def choose_singles(count: int) -> Tensor:
     """Masks of single samples: what all others have in common may decide (no padding at all)."""
     chosen = random_order(count)[: COPIED if count <= FEW else 1]
-    return torch.eye(count, dtype=torch.bool)[chosen]
+    return torch.eye(count, dtype=torch.bool, device="cpu")[chosen]

@@ -30,7 +30,7 @@ from quietgrad.capture.draws import ConstantDraws, preserve_randomness
 from quietgrad.capture.independence import RecordedCall
 from quietgrad.capture.outputs import Seed, has_one_for_each, list_factors
 from quietgrad.capture.refusals import counted_refusal
-from quietgrad.capture.repetition import Execution, repeat
+from quietgrad.capture.repetition import Execution, ModelCall, repeat
 from quietgrad.capture.samples import Arguments, rebuild, rebuild_arguments
 from quietgrad.errors import SampleMixingError
 from quietgrad.factors.base import all_of
@@ -38,6 +38,7 @@ from quietgrad.factors.combined import combine, norms_of_extremes
 
 # Elements of a micro-batch, of which the shortest and the longest are taken: at first, and later.
 _TRIED_FIRST, _TRIED = 64, 4
+_COMPARED_FIRST, _COMPARED = 8, 4  # whose labels are compared
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,42 @@ class Collation:
                 return None  # elements that cannot be loaded again, or not be collated twice
         return short, long
 
+    def find_mixed_part(self, known: set[int], *, compared: int) -> Tensor | None:
+        """A part that has other values for an element beside others than beside itself.
+
+        Args:
+            known: places of parts that the model gets, which tell where an element went.
+            compared: number of elements.
+        """
+        order = random_order(len(self.indices))[:compared].tolist()
+        count = len(order)
+        with preserve_randomness():
+            try:
+                elements = [self.load(self.indices[place]) for place in order]
+                if not self._is_repeatable(elements):
+                    return None
+                together = _parts(self.collate(elements))
+                alone = [_parts(self.collate([element] * count)) for element in elements]
+            except Exception:
+                return None
+        if any(len(parts) != len(together) for parts in alone):
+            return None
+        # What the model gets: it may sort, and then every row of it has gone to the same place.
+        rows = [set(range(count)) for _ in order]
+        unsorted = [{row} for row in range(count)]
+        for place in sorted(known):
+            found = _find_rows(together[place], [parts[place] for parts in alone], count)
+            if found is not None and all(found):
+                rows = [one & other for one, other in zip(rows, found, strict=True)]
+                unsorted = rows
+        for place, part in enumerate(together):
+            found = _find_rows(part, [parts[place] for parts in alone], count)
+            if place in known or found is None:
+                continue
+            if not all(one & other for one, other in zip(unsorted, found, strict=True)):
+                return torch.as_tensor(part)
+        return None
+
     def _is_repeatable(self, elements: list[Any]) -> bool:
         torch.manual_seed(0)
         first = self.collate(elements)
@@ -83,6 +120,38 @@ class Collation:
 
 def _size(content: Any) -> int:
     return sum(part.numel() for part in _parts(content) if isinstance(part, Tensor))
+
+
+def _find_rows(part: Any, alone: list[Any], count: int) -> list[set[int]] | None:
+    """For each element the rows of a part that are its own; None if a part has no such rows."""
+    beside, *own = (_as_rows(each, count) for each in (part, *alone))
+    if beside is None or any(each is None for each in own):
+        return None
+    return [
+        {row for row in range(count) if each is not None and _is_beside(each[row], beside[row])}
+        for each in own
+    ]
+
+
+def _as_rows(part: Any, count: int) -> Tensor | None:
+    """A tensor with a row for each of the elements, if the part is one."""
+    if isinstance(part, np.ndarray) and part.dtype.kind not in "biufc":
+        return None
+    if not isinstance(part, (Tensor, np.ndarray)) or not part.ndim or len(part) != count:
+        return None
+    rows = torch.as_tensor(part).detach().cpu()
+    return None if rows.layout is not torch.strided or rows.is_quantized else rows
+
+
+def _is_beside(alone: Tensor, beside: Tensor) -> bool:
+    """Whether one is the other, with places for longer ones before or behind."""
+    if alone.ndim != beside.ndim or any(
+        a > b for a, b in zip(alone.shape, beside.shape, strict=True)
+    ):
+        return False
+    begin = tuple(slice(0, size) for size in alone.shape)
+    end = tuple(slice(b - a, None) for a, b in zip(alone.shape, beside.shape, strict=True))
+    return any(bool(is_same(alone, beside[places])) for places in (begin, end))
 
 
 def _parts(tree: Any) -> list[Any]:
@@ -150,11 +219,47 @@ def check_collation(recorded: RecordedCall, collation: Collation, *, is_first: b
         raise counted_refusal(type(recorded.call.model).__name__)
 
 
+def check_targets(calls: Sequence[ModelCall], collation: Collation, *, is_first: bool) -> None:
+    """Refuse to collate what only the loss gets, labels say, of several samples.
+
+    The model is not run: what it gets is compared by :func:`check_collation`.
+
+    Args:
+        calls: of the model, with all that it got of this micro-batch.
+        collation: how the micro-batch was made.
+        is_first: whether nothing was verified before.
+    """
+    parts, known = _parts(collation.content), set[int]()
+    for call in calls:
+        places = _places(call.args, call.kwargs, parts)
+        if places is None:
+            return
+        known |= set(places.values())
+    compared = _COMPARED_FIRST if is_first else _COMPARED
+    mixed = collation.find_mixed_part(known, compared=compared)
+    if mixed is not None:
+        raise SampleMixingError(
+            f"collate_fn gives a sample other values beside other samples than beside itself, in a "
+            f"tensor of shape {list(mixed.shape)} that the model does not get (labels, weights or "
+            "masks of the loss): it computes something over all its samples, or does not keep "
+            "their order. One sample would change the gradients of others. Compute nothing across "
+            "samples in collate_fn, and leave out of a micro-batch what counts or averages them."
+        )
+
+
 def _match(
     args: tuple[Any, ...], kwargs: dict[str, Any], content: Any
 ) -> Callable[[Any], Arguments | None] | None:
     """Makes arguments of another content in the way that these were made of this one."""
     parts = _parts(content)
+    places = _places(args, kwargs, parts)
+    return None if places is None else partial(_fill_in, (args, kwargs), places, len(parts))
+
+
+def _places(
+    args: tuple[Any, ...], kwargs: dict[str, Any], parts: list[Any]
+) -> dict[int, int] | None:
+    """Which part each argument is, by id; None if there are others, or none at all."""
     places: dict[int, int] = {}
     unknown: list[Any] = []
 
@@ -170,9 +275,7 @@ def _match(
     for value in (*args, *kwargs.values()):
         if isinstance(value, (int, float)):
             find(value)
-    if unknown or not places:
-        return None
-    return partial(_fill_in, (args, kwargs), places, len(parts))
+    return None if unknown or not places else places
 
 
 def _fill_in(
@@ -285,7 +388,7 @@ class _Pair:
 
         call, recapture = self._call, self._recorded.recapture
         begin = seeds if call.with_gradients and backward else None
-        samples, mode = torch.arange(count), ConstantDraws()
+        samples, mode = torch.arange(count, device="cpu"), ConstantDraws()
         return repeat(call, lambda _: arguments, samples, begin, recapture, mode)
 
     def _same_gradients(self, first: Execution, other: Execution, bits: int) -> bool:
@@ -308,8 +411,8 @@ def _first_norm(run: Execution, name: str) -> Tensor:
     """Of the first sample's gradient of a parameter, ``[1]``, whatever its size."""
     factors = list_factors(run.factors, name)
     if not factors:
-        return torch.zeros(1, dtype=torch.float64)
-    first = torch.zeros(1, dtype=torch.int64)
+        return torch.zeros(1, dtype=torch.float64, device="cpu")
+    first = torch.zeros(1, dtype=torch.int64, device="cpu")
     return norms_of_extremes([combine(factors)], first).double().cpu()
 
 
@@ -337,7 +440,7 @@ def _seed_first(
         if output.requires_grad:
             seed = torch.zeros_like(output)
             part: Any = tuple(slice(0, size) for size in shape)
-            values = torch.linspace(-1, 2, max(1, shape.numel()), dtype=output.dtype)
+            values = torch.linspace(-1, 2, max(1, shape.numel()), dtype=output.dtype, device="cpu")
             values = values[: shape.numel()].view(shape).to(output.device)
             seed[part if is_list else (0, *part)] = scale * values
             seeds.append(Seed(output, seed))

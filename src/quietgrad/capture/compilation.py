@@ -234,8 +234,9 @@ class ModelCompiler:
         else:
             graph.is_declined = True
             self.give_up(
-                "compiled it gives something else: other draws, or outputs that are computed of "
-                "each other, as with a cache of keys (use_cache=False)"
+                "compiled it gives something else: other draws (dropout in inductor may; "
+                "compile='aot_eager' draws the same), or losses that are made of two outputs of "
+                "which one is computed of the other (return only one of them)"
             )
 
     def give_up(self, reason: str) -> None:

@@ -16,7 +16,7 @@ from operator import is_
 from threading import RLock
 from types import FunctionType
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import WeakSet, finalize, ref
 
 import torch
 from torch import nn
@@ -148,9 +148,29 @@ class Uncompiled:
             self._is_on = not _STANCE.settle()  # last: an interrupt may come before
 
 
+class Lent:
+    """Somebody else's: once that is dropped, there is nothing to be switched off."""
+
+    def __init__(self, hold: Uncompiled) -> None:
+        self._hold = ref(hold)
+
+    def start(self) -> None:
+        """As long as it is there."""
+        hold = self._hold()
+        if hold is not None:
+            hold.start()
+
+    def stop(self) -> None:
+        """If it is still there."""
+        hold = self._hold()
+        if hold is not None:
+            hold.stop()
+
+
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
     """In it what was compiled runs as it was written."""
+    refuse_compiled_caller()  # before Dynamo looks into what garbage collection may change
     hold = Uncompiled()
     hold.start()
     try:

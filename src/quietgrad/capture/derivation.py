@@ -53,7 +53,7 @@ def derive(
     # What becomes complex has more gradient than comes back.
     is_alike = not isinstance(output, Tensor) or output.is_complex() == managed[0][0].is_complex()
     template = Derived(
-        torch.empty(0),
+        torch.empty(0, device="cpu"),
         sources,
         isometric=is_alike and _is_isometric(call.function, args, managed, lookup),
         lookups=_lookups(managed) + (() if lookup is None else (lookup.ids,)),

@@ -427,7 +427,7 @@ class RepeatableDraws:
                     yield
                 self._note_first()
                 return
-            places = torch.tensor(samples)
+            places = torch.tensor(samples, device="cpu")
             replayer = DrawReplayer(
                 self._recorder, self._batch, places, major=self.is_major, steer=self._steer
             )

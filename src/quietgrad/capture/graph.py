@@ -114,6 +114,13 @@ def list_nodes(losses: Tensor, ends: Collection[Any] = ()) -> Iterator[Any]:
                 stack.append(child)
 
 
+def list_edges(losses: Tensor, ends: Collection[Any]) -> set[tuple[Any, int]]:
+    """Where a graph meets its ``ends``: which outputs of these nodes it is made of directly."""
+    found = {(losses.grad_fn, losses.output_nr)}
+    found |= {edge for node in list_nodes(losses, ends) for edge in node.next_functions}
+    return {(node, number) for node, number in found if node in ends}
+
+
 def refuse_scaler(losses: Tensor, ends: Collection[Any]) -> None:
     """Refuse losses that a ``GradScaler`` scaled, between the model's outputs and here.
 

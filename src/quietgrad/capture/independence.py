@@ -118,6 +118,7 @@ class RecordedCall:
         saves_room: whether memory is worth more than copies.
         was_joined: whether an earlier call had rows of several samples in one tensor; this one may
             have as many as samples.
+        is_trial: whether repeats run compiled, where all outputs come out of one operation.
     """
 
     call: ModelCall
@@ -130,6 +131,7 @@ class RecordedCall:
     has_owned_rows: bool = False
     was_joined: bool = False
     saves_room: bool = False
+    is_trial: bool = False
 
     @cached_property
     def broken(self) -> Tensor:
@@ -212,7 +214,7 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
         return None
     batch = recorded.batch
     run = _Examination(recorded, InputLayout(Layout(batch))).run_if_possible(
-        copy_arguments, torch.arange(batch), read_rows=True
+        copy_arguments, torch.arange(batch, device="cpu"), read_rows=True
     )
     # What has no gradient may still reach others' rows: it must be seen to change nothing.
     if run is None or run.rows is None or run.rows.untold:
@@ -229,9 +231,10 @@ def _find_joined(recorded: RecordedCall) -> JoinedInput | None:
 
 
 def is_repeated_alike(recorded: RecordedCall) -> bool:
-    """Whether a call gives the same outputs and gradients when it is made again as it was."""
+    """Whether a call gives the same outputs and gradients when it is made again, compiled."""
+    recorded = replace(recorded, is_trial=True)
     examination = _Examination(recorded, InputLayout(Layout(recorded.batch)))
-    everyone = torch.arange(recorded.batch)
+    everyone = torch.arange(recorded.batch, device="cpu")
     run = examination.run_if_possible(copy_arguments, everyone)
     return run is not None and run.is_alike and bool(examination._agrees(run, everyone, everyone))
 
@@ -242,7 +245,7 @@ def check_single(recorded: RecordedCall, earlier: Arguments | None = None) -> No
     ``earlier`` are the arguments of a call with another sample, if there was one.
     """
     examination = _Examination(recorded, InputLayout(Layout(1)))
-    everyone = torch.arange(1)
+    everyone = torch.arange(1, device="cpu")
     examination.require_repeatable()
     others: list[Choose] = [partial(change_values, scale=scale) for scale in (1, 8, 0)]
     if earlier is not None:
@@ -278,7 +281,7 @@ class _Examination:
         self.recorded, self.layout, self._steady = recorded, layout, steady
         self._call = recorded.call
         self._kind = type(recorded.call.model).__name__
-        self._everyone = torch.arange(recorded.batch)
+        self._everyone = torch.arange(recorded.batch, device="cpu")
         self._drawn = DrawRecorder()
         self._error: Exception | None = None  # of the model, with other samples
 
@@ -554,7 +557,8 @@ class _Examination:
         gradients when others are replaced, which changes no number; and gradients move as far, for
         the same samples, when weights are moved by no more than rounding and nothing else changes.
         """
-        is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool).index_fill(0, samples, True)
+        is_kept = torch.zeros(self.recorded.batch, dtype=torch.bool, device="cpu")
+        is_kept[samples] = True
         if not (
             self._is_same_for(samples, drawn, backward=False) and self._replace_others(is_kept)
         ):
@@ -565,7 +569,7 @@ class _Examination:
                 mode = DrawRecorder() if self._drawn.has_hidden else None
                 run = self.run(self._unchanged, self._everyone, mode)
             moved.append(self._measure_gaps(run, samples, samples))
-        everyone = torch.arange(len(samples))
+        everyone = torch.arange(len(samples), device="cpu")
         for major in (True, False) if drawn.drawn else (True,):
             replayed = DrawReplayer(drawn, self.recorded.batch, samples, major=major)
             chosen = self.layout.select(samples)
@@ -646,8 +650,8 @@ class _Examination:
         returned = call.returned
         assert returned is not None
         if isinstance(self.layout, JoinedInput) and not self.layout.is_complete:
-            samples = torch.arange(count)  # each keeps its rows, with other values
-        comparison = self._comparison(samples, torch.arange(count), samples)
+            samples = torch.arange(count, device="cpu")  # each keeps its rows, with other values
+        comparison = self._comparison(samples, torch.arange(count, device="cpu"), samples)
         seeds = partial(comparison.seed, returned) if backward and call.with_gradients else None
         hold = count == self.recorded.batch
         options: Any = {"hold": hold, "only": only, "read_rows": read_rows}
@@ -700,7 +704,7 @@ class _Examination:
         returned is compared. Unless ``patient``, a verdict that is not known yet may be false where
         a patient one is true.
         """
-        new = torch.arange(run.batch) if new is None else new
+        new = torch.arange(run.batch, device="cpu") if new is None else new
         comparison = self._comparison(old, new, run.samples, is_alike=run.is_alike)
         reference = self._reference
         is_same = comparison.holds(reference.outputs, run.outputs)
@@ -724,8 +728,9 @@ class _Examination:
         known, batch, count = self._call.outputs, self.recorded.batch, len(samples)
         # What a frozen part gives may be ids, which are not to depend on the number of samples.
         has_whole = not self._call.with_gradients
+        bits, only_direct = self._call.bits, self.recorded.is_trial
         return OutputComparison(
-            known, batch, count, old, new, samples, self._call.bits, is_alike, has_whole
+            known, batch, count, old, new, samples, bits, is_alike, has_whole, only_direct
         )
 
     @cached_property

@@ -80,7 +80,7 @@ class Layout:
     def select(self, tensor: Tensor, samples: Tensor) -> Tensor:
         """The rows of some samples, in their order."""
         each = tensor.shape[self.dim] // self.batch
-        numbers = torch.arange(each * self.batch)
+        numbers = torch.arange(each * self.batch, device="cpu")
         rows = numbers.view(self.batch, -1) if self.major else numbers.view(-1, self.batch).T
         chosen = rows[samples] if self.major else rows[samples].T
         return tensor.index_select(self.dim, send(chosen.flatten(), tensor.device))
@@ -328,6 +328,7 @@ class OutputLayout:
         is_before_hooks: whether this is the gradient before the hooks that the model put on the
             output. It is the one behind them if the loop has put others on it.
         is_mixed: whether other samples were seen to change it, and no loss to depend on it.
+        is_direct: whether losses are made of it itself, and not only of others computed of it.
     """
 
     def __init__(self, output: Tensor, probe: Callable[[], Probe | None]) -> None:
@@ -337,6 +338,7 @@ class OutputLayout:
         self.is_probed = output.requires_grad
         self.is_before_hooks = False
         self.is_mixed: Verdict = False
+        self.is_direct = True
         self._raw: Tensor | None = None
         self._behind_own_hooks: Tensor | None = None
         if output.grad_fn is not None:

@@ -62,6 +62,7 @@ class OutputComparison:
     sample ``samples[i]`` of the first, or a copy of it. Kernels round differently unless both are
     alike in the sizes of all operations. Whole numbers are compared across sizes if ``has_whole``,
     but for a few; otherwise not, for places of rows and the like depend on the number of samples.
+    With ``only_direct``, outputs get no gradient that they get by way of others.
     """
 
     known: Sequence[OutputLayout]
@@ -73,6 +74,7 @@ class OutputComparison:
     bits: int = 64
     is_alike: bool = True
     has_whole: bool = False
+    only_direct: bool = False
 
     def holds(self, before: Node, after: Node) -> Verdict:
         """Whether these samples' outputs are the same, in some layout of each output."""
@@ -95,6 +97,8 @@ class OutputComparison:
     ) -> Iterator[Seed]:
         if isinstance(before, Tensor) or isinstance(after, Tensor):
             known = rows[0] if rows else None
+            if known is not None and self.only_direct and not known.is_direct:
+                return
             if isinstance(after, Tensor) and known is not None and known.gradient is not None:
                 gradient = self._select(known.gradient, known, after.shape, factors)
                 if gradient is not None:
@@ -242,7 +246,7 @@ def is_reordered(known: OutputLayout, batch: int) -> Verdict:
 
 def find_broken(known: Sequence[OutputLayout], batch: int) -> Tensor:
     """The samples ``[B]`` whose losses sent an output a gradient that is not finite."""
-    broken = torch.zeros(batch, dtype=torch.bool)
+    broken = torch.zeros(batch, dtype=torch.bool, device="cpu")
     given = [(each, each.gradient) for each in known if each.gradient is not None]
     finite = [verdict_of(gradient.isfinite().all()) for _, gradient in given]
     for (each, gradient), is_finite in zip(given, finite, strict=True):

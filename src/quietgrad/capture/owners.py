@@ -55,9 +55,11 @@ class OwnedLayout(Layout):
             for that reason; None if there are none.
     """
 
-    owners: Tensor = field(default_factory=lambda: torch.zeros(()))
+    owners: Tensor = field(default_factory=lambda: torch.zeros((), device="cpu"))
     dims: tuple[int, ...] = ()
-    is_touched: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.bool))
+    is_touched: Tensor = field(
+        default_factory=lambda: torch.ones((), dtype=torch.bool, device="cpu")
+    )
     broken: Tensor | None = None
 
     def split(self, tensor: Tensor, trailing: int) -> Tensor:
@@ -126,11 +128,11 @@ class OwnedLayout(Layout):
     def replace(self, tensor: Tensor, samples: Tensor) -> Tensor:
         """The tensor with rows of sample ``i`` replaced by rows of ``samples[i]``, in turn."""
         owners = self.owners.flatten().cpu()
-        sources = torch.arange(len(owners))
+        sources = torch.arange(len(owners), device="cpu")
         for place, sample in enumerate(samples.tolist()):
             mine, others = ((owners == each).nonzero().flatten() for each in (place, sample))
             if place != sample and len(others):
-                sources[mine] = others[torch.arange(len(mine)) % len(others)]
+                sources[mine] = others[torch.arange(len(mine), device="cpu") % len(others)]
         if not self.dims:
             return tensor.clone()
         rows = self.rows_of(tensor)[send(sources, tensor.device)]
@@ -175,7 +177,7 @@ class OwnedLayout(Layout):
         if len(owners) % self.batch:
             return True
         each = len(owners) // self.batch
-        places = torch.arange(self.batch)
+        places = torch.arange(self.batch, device="cpu")
         regular = places.repeat_interleave(each), places.repeat(each)
         return not any(bool(((owners == r) | (owners == _NOBODY)).all()) for r in regular)
 
@@ -187,7 +189,7 @@ class OwnedLayout(Layout):
         if not self.is_in_order:
             return self
         counts = torch.bincount(self.owners.flatten(), minlength=self.batch)
-        owners = torch.arange(len(samples)).repeat_interleave(counts.cpu()[samples])
+        owners = torch.arange(len(samples), device="cpu").repeat_interleave(counts.cpu()[samples])
         owners = owners.to(self.owners.device)
         return replace(self, batch=len(samples), owners=owners, is_touched=torch.ones_like(owners))
 
@@ -423,7 +425,7 @@ def _are_multiples(
 ) -> Verdict:
     """Whether rows are multiples, to the last bit, and those of nobody are next to nothing."""
     real = grad.real.dtype if grad.is_complex() else grad.dtype
-    factors = send(torch.tensor([2.0**e for e in exponents], dtype=real), grad.device)
+    factors = send(torch.tensor([2.0**e for e in exponents], dtype=real, device="cpu"), grad.device)
     shape = [grad.shape[dim] if dim in dims else 1 for dim in range(grad.ndim)]
     by_row = factors.take(digits.clamp_min(0)).view(shape)  # an index of one would be read
     if is_at_hand(digits) and not (digits == _NOBODY).any():
@@ -489,7 +491,7 @@ class _Codes:
 
     def seeds(self) -> Iterator[Tensor]:
         """By sample, such that any two samples differ in some of them."""
-        left, powers = self._codes, torch.tensor(self.exponents).double().exp2()
+        left, powers = self._codes, torch.tensor(self.exponents, device="cpu").double().exp2()
         while True:
             yield powers[left % _CODES]
             left = left // _CODES
@@ -552,13 +554,19 @@ class _Multiples:
     def _fits(self, found: Arrival, whole: Tensor) -> Verdict:
         """Whether some layout by one dimension is left."""
         site, grad, seeds = found.site, found.grad, self._seeds
-        if self._learn:
-            conclude = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
-            if self._is_patient:
-                return Later(lambda: conclude() is not False)
-            fits = conclude() is not False
-            return fits and (self._broken is None or self._explains(site, whole))
         left = self._layouts.possible(site.key, grad.shape, site.dims, len(seeds))
+        if self._learn:
+            # Of what is nothing but NaN nothing is seen, and yet it has to be somebody's.
+            is_lost = False if left else verdict_of(whole.isnan().any())
+            conclude = self._layouts.observe(site.key, grad, site.dims, seeds, whole)
+
+            def fits() -> bool:
+                told = conclude()
+                return not is_lost if told is None else told
+
+            if self._is_patient:
+                return Later(fits)
+            return fits() and (self._broken is None or self._explains(site, whole))
         return any_of(negated(layout.is_refuted(grad, seeds, whole)) for layout in left)
 
     def _explains(self, site: Site, whole: Tensor) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -431,10 +431,13 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if is_dense else 0
 
 
+_POINTER = methodcaller("data_ptr")  # also of subclasses, which may have their own
+
+
 def _states_of(weights: Sequence[Tensor]) -> list[tuple[int, ...]]:
     """How often each, and what this rank holds of it, was written to, and where that begins."""
     held = weights if are_local(weights) else [*map(local_of, weights)]
-    return [*zip(versions_of(weights), versions_of(held), map(Tensor.data_ptr, held), strict=True)]
+    return [*zip(versions_of(weights), versions_of(held), map(_POINTER, held), strict=True)]
 
 
 def _count_writes(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -94,7 +94,7 @@ class ModelCall:
     orders_rows: bool = False
     is_compiled: bool = False
     sizes: Sizes = ()
-    _ends: list[Any] = field(default_factory=list)
+    _edges: list[tuple[Any, int]] = field(default_factory=list)
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
     _returned_versions: list[int] = field(default_factory=list)
 
@@ -133,7 +133,9 @@ class ModelCall:
     @cached_property
     def bits(self) -> int:
         """Of the least precise type that it computes in: its weights', or that of autocast."""
-        precisions = [torch.empty(0, dtype=d) for _, d, enabled in self.autocast if enabled]
+        precisions = [
+            torch.empty(0, dtype=d, device="cpu") for _, d, enabled in self.autocast if enabled
+        ]
         return coarsest_bits([*self.model.parameters(), *precisions])
 
     def end(self, output: Any, layouts: Callable[[Tensor], OutputLayout]) -> None:
@@ -142,7 +144,7 @@ class ModelCall:
         self.returned = parse_output(output)
         tensors = list(leaves(self.returned))
         self.outputs = tuple(map(layouts, tensors))
-        self._ends = [t.grad_fn for t in tensors if t.grad_fn is not None]
+        self._edges = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
         self._returned_versions = [version_of(tensor) for tensor in tensors]
         self.moved = self.random.find_moved()
         self.random_after = RandomState() if self.moved - {"torch"} else None
@@ -177,7 +179,12 @@ class ModelCall:
     @property
     def ends(self) -> set[Any]:
         """The nodes of the graph that end at what it returned."""
-        return set(self._ends)
+        return {node for node, _ in self._edges if node is not None}
+
+    def note_direct(self, edges: Collection[tuple[Any, int]]) -> None:
+        """Of which of its outputs losses are made directly: those at these edges of the graph."""
+        for output, edge in zip(self.outputs, self._edges, strict=True):
+            output.is_direct = edge in edges
 
     @cached_property
     def leaves_traces(self) -> Verdict:
@@ -354,7 +361,7 @@ class ArgumentRows:
             return
         owners = rows.owners.cpu()  # more than one thing is asked of them
         if bool((owners >= 0).any()):
-            is_touched = torch.ones((), dtype=torch.bool)
+            is_touched = torch.ones((), dtype=torch.bool, device="cpu")
             self.found[number] = replace(rows, owners=owners, is_touched=is_touched)
             self.untold.discard(number)
 
@@ -363,15 +370,15 @@ class Tremble:
     """Moves weights by a few times their rounding error, and each the same when asked again."""
 
     def __init__(self) -> None:
-        self._seed = int(torch.randint(1 << 62, (), generator=new_generator()))
+        self._seed = int(torch.randint(1 << 62, (), generator=new_generator(), device="cpu"))
 
     def __call__(self, name: str, values: Tensor) -> Tensor:
         """Other values of a weight."""
         if not values.is_floating_point():
             return values
         info = torch.finfo(values.dtype)
-        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        drawn = torch.randn(values.shape, generator=generator).to(values.device)
+        generator = torch.Generator("cpu").manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        drawn = torch.randn(values.shape, generator=generator, device="cpu").to(values.device)
         size = info.eps * (1 if info.bits == 16 else _ROUNDINGS)
         return (values * (1 + size * drawn.double())).to(values.dtype)
 
@@ -417,7 +424,7 @@ def repeat(
         recorder = FactorRecorder(tape, only=only)
         if seeds is not None:
             with mode if tape.recomputes or tape.is_checkpointed else nullcontext():
-                propagation = _Propagation(tape, outputs, seeds, inner)
+                propagation = _Propagation(tape, outputs, seeds, inner, call.is_compiled)
                 is_open = call.orders_rows or read_rows
                 try:
                     grads = propagation.run(recorder, orders_rows=is_open)
@@ -438,11 +445,13 @@ class _Propagation:
     """The backward pass of a repeat, from the gradients that the losses sent to the outputs.
 
     One output may be computed from another. What the losses sent to either is known in all, so that
-    it takes the place of what arrives there.
+    it takes the place of what arrives there; unless it is ``direct``, what they sent to it itself.
     """
 
-    def __init__(self, tape: Tape, outputs: Node, seeds: Seeds, inner: Sequence[Tensor]) -> None:
-        self._tape, self._inner = tape, inner
+    def __init__(
+        self, tape: Tape, outputs: Node, seeds: Seeds, inner: Sequence[Tensor], is_direct: bool
+    ) -> None:
+        self._tape, self._inner, self._is_direct = tape, inner, is_direct
         self._seeds = partial(seeds, outputs)
         self._gradients: dict[int, Tensor] = {}
         self._roots: list[Tensor] = []
@@ -453,7 +462,7 @@ class _Propagation:
     ) -> tuple[Tensor | None, ...]:
         """Let all that arrives be observed; returns the gradients of the inner leaves."""
         seeds = {id(seed.output): seed for seed in self._seeds(None) if seed.output.requires_grad}
-        for output, _, is_before_hooks in seeds.values():
+        for output, _, is_before_hooks in () if self._is_direct else seeds.values():
             put = partial(self._put, id(output))
             if is_before_hooks:
                 add_first_hook(output, put)
@@ -496,8 +505,11 @@ class _Propagation:
     ) -> None:
         """One pass, in which each sample's gradients are multiplied by its factor."""
         self._gradients = {id(seed.output): seed.gradient for seed in self._seeds(factors)}
-        zeros = [torch.zeros_like(root) for root in self._roots]
-        self._tape.propagate(self._roots, zeros, observe, leaves=leaves, keep_graph=keep_graph)
+        if self._is_direct:
+            given = [self._gradients[id(root)] for root in self._roots]
+        else:
+            given = [torch.zeros_like(root) for root in self._roots]
+        self._tape.propagate(self._roots, given, observe, leaves=leaves, keep_graph=keep_graph)
 
     def _put(self, output: int, _: Tensor) -> Tensor:
         return self._gradients[output]

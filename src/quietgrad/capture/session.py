@@ -23,7 +23,7 @@ from quietgrad.capture.call import Frame
 from quietgrad.capture.choice import common_choices
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
-from quietgrad.capture.compiled import Uncompiled, refuse_compiled_backward
+from quietgrad.capture.compiled import Lent, Uncompiled, refuse_compiled_backward
 from quietgrad.capture.draws import RandomState, find_devices
 from quietgrad.capture.graph import Graph
 from quietgrad.capture.independence import RecordedCall, is_repeated_alike
@@ -110,7 +110,8 @@ class Capture:
         self._provenance.note_held(held)
         self._tape = self._make_tape(1)
         self._mode = CaptureMode(self.parameters, lambda: self._tape, self.note_refusal)
-        self._interception, self._uncompiled = Interception(self._mode.handle_hidden), Uncompiled()
+        self._interception = Interception(self._mode.handle_hidden)
+        self._uncompiled: Uncompiled | Lent = Uncompiled()
         self._model = self.model = model
         self._devices = find_devices(model)
         self.loss_scale = 1.0  # by which gradients come multiplied
@@ -147,6 +148,12 @@ class Capture:
                 module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True),
                 module.register_forward_hook(hook, with_kwargs=True, always_call=True),
             )
+
+    def lend_stance(self) -> Uncompiled:
+        """What holds the compiler's stance: from here on as long as the caller keeps it."""
+        hold = Uncompiled()
+        self._uncompiled = Lent(hold)
+        return hold
 
     def _switch_off(self) -> None:
         remove_mode(self._mode)
@@ -533,6 +540,8 @@ class Capture:
         if compiler is None or not compiler.may_try or call.is_compiled:
             return
         if call.model is not self._model or not call.with_gradients:
+            if not any(each.model is self._model for each in tape.calls):
+                compiler.give_up("the loop calls parts of the model, and not the model itself")
             return
         if tape.selects_rows or tape.has_owned_rows() or tape.recomputes or tape.is_checkpointed:
             compiler.give_up("its rows belong to samples in any order, or it computes some again")

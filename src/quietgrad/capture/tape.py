@@ -141,7 +141,7 @@ class Tape:
         self, layouts: LayoutTable, provenance: Provenance, batch: int, *, verify: bool
     ) -> None:
         self.layouts, self.provenance = layouts, provenance
-        self.token = torch.zeros((), requires_grad=True)
+        self.token = torch.zeros((), requires_grad=True, device="cpu")
         self.batch, self.verify = batch, verify
         self.scale = 1.0  # of all losses, in every pass
         self.is_of_one = batch == 1  # all rows may be copies of one sample

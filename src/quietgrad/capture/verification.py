@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from quietgrad.capture.choice import draw_below, on_any, split_samples
-from quietgrad.capture.collation import check_collation
+from quietgrad.capture.collation import check_collation, check_targets
 from quietgrad.capture.compare import is_same, tensors_in
-from quietgrad.capture.graph import Graph, list_nodes, refuse_scaler, summarize_graph
+from quietgrad.capture.graph import Graph, list_edges, list_nodes, refuse_scaler, summarize_graph
 from quietgrad.capture.independence import (
     MovedWeights,
     RecordedCall,
@@ -29,7 +29,7 @@ from quietgrad.capture.independence import (
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
-from quietgrad.capture.repetition import FactorRecorder, Recapture
+from quietgrad.capture.repetition import FactorRecorder, Factors, Recapture
 from quietgrad.capture.samples import Arguments, copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 from quietgrad.factors.base import Verdict, any_of, send, verdict_of
@@ -253,12 +253,14 @@ class Verifier:
         """Repeat every call of the model."""
         traces = [call.leaves_traces for call in tape.calls]
         self.needs_snapshots |= any(each is True for each in traces)
+        ends = {node for call in tape.calls for node in call.ends}
+        edges = list_edges(losses, ends)
         for number, call in enumerate(tape.calls):
             call.note_transient()
+            call.note_direct(edges)
             call.sizes = tape.list_sizes(number)
         only = len(tape.calls) == 1
         find_shared = self._constants.find(tape.calls)
-        ends = {node for call in tape.calls for node in call.ends}
         refuse_scaler(losses, ends)
         is_bypassed = losses.grad_fn not in ends and any(
             hasattr(node, "site") for node in list_nodes(losses, ends)
@@ -266,15 +268,10 @@ class Verifier:
         is_first, has_owned_rows = not self._known, tape.has_owned_rows()
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
-                recorder = FactorRecorder(tape, is_probed=True)
-                for place, each in enumerate(whole):
-                    if each.site.call == number or (only and call.with_gradients):
-                        made = recorder(each)
-                        if made and self._saves_room:
-                            whole[place] = tape.settled(each, made)
+                is_all = only and call.with_gradients
                 recorded = RecordedCall(
                     call,
-                    recorder.factors,
+                    self._record(tape, whole, None if is_all else number),
                     recapture,
                     self._moved_weights,
                     tape.batch,
@@ -293,11 +290,23 @@ class Verifier:
                     if tape.collation is not None and (is_new or draw_below(8) == 0):
                         check_collation(recorded, tape.collation, is_first=is_first)
                     self._on_examined(recorded, tape, number)
+        if tape.collation is not None and tape.batch > 1 and (is_new or draw_below(8) == 0):
+            check_targets(tape.calls, tape.collation, is_first=is_first)
         self.needs_snapshots |= any(traces)
         self._warn_of_tables(tape)
         for call in tape.calls:
             call.state = None  # it may be large
             call.after = call.before = None
+
+    def _record(self, tape: Tape, whole: list[Arrival], number: int | None) -> Factors:
+        """Of the gradients at the sites of a call, or of all; what they were made of may go."""
+        recorder = FactorRecorder(tape, is_probed=True)
+        for place, each in enumerate(whole):
+            if number is None or each.site.call == number:
+                made = recorder(each)
+                if made and self._saves_room:
+                    whole[place] = tape.settled(each, made)
+        return recorder.factors
 
     def _warn_of_tables(self, tape: Tape) -> None:
         """Once, of what a model returns besides and no loss may use, not even detached."""
@@ -326,7 +335,7 @@ def _find_option(tape: Tape) -> str:
 
 
 def _ask_all(losses: Tensor) -> Probe:
-    return Probe(torch.ones(len(losses), dtype=losses.dtype))
+    return Probe(torch.ones(len(losses), dtype=losses.dtype, device="cpu"))
 
 
 def _settle_layouts(tape: Tape, losses: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -99,7 +100,8 @@ def _tensors(rows: Rows, where: str) -> tuple[Tensor, Tensor, Tensor]:
     numbers = [[_number(row, name, where) for name in LARGEST] for row in rows]
     codes = [[_code(row[n], known, n, where) for n, known in CATEGORIES.items()] for row in rows]
     labels = [_code(row["income"], ("<=50K", ">50K"), "income", where) for row in rows]
-    return torch.tensor(numbers), torch.tensor(codes), torch.tensor(labels)
+    on_host = partial(torch.tensor, device="cpu")
+    return on_host(numbers), on_host(codes), on_host(labels)
 
 
 def _number(row: dict[str, str], name: str, where: str) -> float:

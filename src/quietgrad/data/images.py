@@ -190,7 +190,7 @@ def _png_rows(archive: Path, name: str) -> Tensor:
 def _json_labels(archive: Path, name: str) -> Tensor:
     try:
         labels = json.loads(read_member(archive, f"package/{name}"))
-        return torch.tensor([int(label) for label in labels])
+        return torch.tensor([int(label) for label in labels], device="cpu")
     except (ValueError, TypeError) as error:
         raise DataError(f"{name} of {archive} is not a list of labels: {error}") from error
 
@@ -254,7 +254,7 @@ def _class_folders(folder: Path, size: int) -> Part:
             raise DataError(f"{folder / name} holds no *.JPEG")
         paths += found
         labels += [number] * len(found)
-    return _read_pictures(paths, size), torch.tensor(labels)
+    return _read_pictures(paths, size), torch.tensor(labels, device="cpu")
 
 
 def celeba_from_folder(folder: Path, size: int = 64, attribute: str = "Smiling") -> ImageData:
@@ -273,7 +273,7 @@ def celeba_from_folder(folder: Path, size: int = 64, attribute: str = "Smiling")
         if unknown:
             raise DataError(f"list_attr_celeba.txt does not have {unknown[0]}")
         pictures = _read_pictures([images / name for name in names], size)
-        return pictures, torch.tensor([labels[name] for name in names])
+        return pictures, torch.tensor([labels[name] for name in names], device="cpu")
 
     return _both_parts(read, train="0", test="2")
 
@@ -320,7 +320,7 @@ def _read_pictures(paths: Sequence[Path], size: int) -> Tensor:
     image, operations = _pillow()
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r}: expected a whole number of pixels, at least 1")
-    result = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
+    result = torch.empty(len(paths), 3, size, size, dtype=torch.uint8, device="cpu")
     for place, path in enumerate(paths):
         try:
             with image.open(path, formats=("JPEG", "PNG")) as picture:

@@ -170,4 +170,5 @@ def _tensor(
             f"the pickle builds a tensor of size {size}, stride {stride} at {offset} from "
             f"{count} values: it is damaged"
         )
-    return torch.empty(0, dtype=storage.dtype).set_(untyped, offset, size, stride).clone()
+    empty = torch.empty(0, dtype=storage.dtype, device="cpu")
+    return empty.set_(untyped, offset, size, stride).clone()

@@ -130,9 +130,9 @@ def _reviews(folder: Path) -> list[tuple[str, int]]:
 def _sentiment_data(train: list[tuple[str, int]], test: list[tuple[str, int]]) -> TextData:
     return TextData(
         [text for text, _ in train],
-        torch.tensor([label for _, label in train]),
+        torch.tensor([label for _, label in train], device="cpu"),
         [text for text, _ in test],
-        torch.tensor([label for _, label in test]),
+        torch.tensor([label for _, label in test], device="cpu"),
         _SENTIMENTS,
     )
 
@@ -195,7 +195,7 @@ def _glue_part(path: Path, task: GlueTask) -> tuple[list[str], list[str] | None,
     wanted: Names = [task.text, task.label, *([task.pair] if task.pair else [])]
     texts, labels, *second = _read_tsv(path, wanted, skip_short=task.skip_short)
     numbers = [_class_number(label, task.labels, path) for label in labels]
-    return texts, second[0] if second else None, torch.tensor(numbers)
+    return texts, second[0] if second else None, torch.tensor(numbers, device="cpu")
 
 
 E2eTraining = Literal["trainset", "devset"]

@@ -183,10 +183,10 @@ class Gatherer:
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.parameters}
         self._missing = [set(group.parameters) for group in groups]
         self._gathered: dict[int, Tensor] = {}
-        self.products = torch.zeros(batch, batch, dtype=torch.float64)
-        self.towards_clipped = torch.zeros(batch, dtype=torch.float64)
-        self.clipped_square = torch.zeros((), dtype=torch.float64)
-        self.clipped_square_of_parts = torch.zeros((), dtype=torch.float64)
+        self.products = torch.zeros(batch, batch, dtype=torch.float64, device="cpu")
+        self.towards_clipped = torch.zeros(batch, dtype=torch.float64, device="cpu")
+        self.clipped_square = torch.zeros((), dtype=torch.float64, device="cpu")
+        self.clipped_square_of_parts = torch.zeros((), dtype=torch.float64, device="cpu")
         self.shortened = {group.name: 0.0 for group in groups}
 
     @property
@@ -320,7 +320,7 @@ def summary(gathered: Gatherer, averages: Iterable[int]) -> Measurement:
     mean_square = known.squares(known.to_mean)
     clipped_square = without_rounding(gathered.clipped_square, gathered.clipped_square_of_parts)
     towards_mean = gathered.towards_clipped[finite].mean()
-    samples = torch.eye(count, dtype=torch.float64)
+    samples = torch.eye(count, dtype=torch.float64, device="cpu")
     noise = _noise_of(known, samples, size=1)
     cosines = known.cosines(samples, known.to_mean)
     cosines = cosines[~cosines.isnan()]
@@ -344,7 +344,7 @@ def division(count: int, size: int) -> Tensor:
 
     Samples that come one after another may be of one kind, so that runs of them would not do.
     """
-    places = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    places = torch.randperm(count, generator=torch.Generator().manual_seed(0), device="cpu")
     return places[: count // size * size].view(-1, size)
 
 

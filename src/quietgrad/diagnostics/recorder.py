@@ -300,7 +300,7 @@ class NoiseOverSteps:
     def _products(self, steps: int) -> Tensor:
         """Inner products of each sample's noises at all pairs of steps, ``[B, steps, steps]``."""
         noises = list(self._noises)[-steps:]
-        total = torch.zeros(_count(noises[0]), steps, steps, dtype=torch.float64)
+        total = torch.zeros(_count(noises[0]), steps, steps, dtype=torch.float64, device="cpu")
         for name in noises[0]:
             by_sample = torch.stack([noise[name].flatten(1) for noise in noises], 1).double()
             total += (by_sample @ by_sample.mT).cpu()

@@ -144,7 +144,7 @@ def check_pinning(pin_memory: Any) -> bool:
     why = "no accelerator is available"
     if torch.accelerator.is_available():
         try:
-            torch.empty(1).pin_memory()
+            torch.empty(1, device="cpu").pin_memory()
         except RuntimeError as error:  # some accelerators have no pinned memory
             why = f"{torch.accelerator.current_accelerator()} has no pinned memory ({error})"
         else:

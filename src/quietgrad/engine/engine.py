@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakMethod
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from quietgrad.clipping import Clipping
 from quietgrad.distributed.facts import list_facts
 from quietgrad.distributed.modes import find_world
 from quietgrad.distributed.pipeline import Pipeline, Stages
+from quietgrad.distributed.world import World
 from quietgrad.engine.arguments import (
     attach_ledger_file,
     check_accountant,
@@ -294,15 +296,17 @@ class PrivacyEngine:
             loss_scale=None if loss_scale == 1 else loss_scale,
             pipeline=None if stages is None else stages.describe(),
         )
+
+        def trained() -> dict[str, nn.Parameter]:
+            return capture.parameters.trainable()
+
         self._options = {
             "clipping": self._clipping,
             "momentum": momentum,
             "adaptive_radius": adaptive,
         }
         self._momentum = (
-            None
-            if momentum is None
-            else Momentum(check_momentum(momentum, optimizer), self._trained)
+            None if momentum is None else Momentum(check_momentum(momentum, optimizer), trained)
         )
         self._state = TrainingState(
             model,
@@ -318,23 +322,26 @@ class PrivacyEngine:
         self._model, self._optimizer, self._loader = model, optimizer, loader
         self._diagnostics = diagnostics
         self._violations, self._exclusive = ViolationLatch(), ExclusiveCall()
+        radii = self._radii
         self._batch = BatchAccumulator(
-            self._radii.limits, lambda: world.new_sums(Sums, self._trained, self.groups)
+            radii.limits, lambda: world.new_sums(Sums, trained, radii.groups)
         )
-        self._capture = Capture(
+        self._capture = capture = Capture(
             model, when=lambda: model.training, world=world, backend=check_backend(compile)
         )
+        self._uncompiled = capture.lend_stance()
         self._placed = self._capture.parameters.tree.look()  # when it was last judged
         self._capture.on_verified = schedule.note_done
         self._capture.loss_scale = loss_scale
         parts = self._state, self._batch, self._capture, schedule
         self._runner = None if stages is None else StageRunner(stages, self._capture, schedule)
+        require_usable = _weakly(self._require_usable)
         self._iterator = (
-            BatchIterator(*parts, require_usable=self._require_usable)
+            BatchIterator(*parts, require_usable=require_usable)
             if self._runner is None
-            else RoundIterator(*parts, require_usable=self._require_usable, runner=self._runner)
+            else RoundIterator(*parts, require_usable=require_usable, runner=self._runner)
         )
-        self._capture.on_detach, self._capture.on_refusal = self.detach, self._violations.note
+        self._capture.on_refusal = self._violations.note
         self._violations.on_violation = self._capture.rest
         self._violations.tell = world.note_failure
         try:
@@ -342,7 +349,8 @@ class PrivacyEngine:
         except QuietgradError:
             self._capture.detach()
             raise
-        self._attached = True
+        self._attachment = _Attachment(self._capture, world, self._update, self._batch)
+        self._capture.on_detach = self._attachment.end
         try:
             with world.agreeing():
                 if world.is_leader:
@@ -467,12 +475,7 @@ class PrivacyEngine:
 
     def detach(self) -> None:
         """Leave the model and the optimizer exactly as they were before attaching."""
-        if self._attached:
-            self._capture.detach()
-            self._world.rest()
-            self._update.detach()
-            self._batch.end()
-            self._attached = False
+        self._attachment.end()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -756,9 +759,6 @@ class PrivacyEngine:
 
     # -- internals -----------------------------------------------------------------------------
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return self._capture.parameters.trainable()
-
     def _require_runner(self) -> StageRunner:
         if self._runner is None:
             raise EngineStateError(
@@ -807,7 +807,7 @@ class PrivacyEngine:
             self._placed = now
 
     def _require_attached(self) -> None:
-        if not self._attached:
+        if not self._attachment.is_on:
             raise EngineStateError("the engine was detached: make a new one to go on training.")
 
     def _release_batch(self, batch: LogicalBatch) -> None:
@@ -894,6 +894,44 @@ class _NoSink:
 
     def parameter_done(self, name: str, factor: Factor) -> None:
         """It is dropped."""
+
+
+class _Attachment:
+    """What an engine has put on a model and an optimizer; it holds no engine, which may be lost.
+
+    Attributes:
+        is_on: whether it still is.
+    """
+
+    def __init__(
+        self, capture: Capture, world: World, update: NoisyUpdate, batch: BatchAccumulator
+    ) -> None:
+        self._capture, self._world, self._update, self._batch = capture, world, update, batch
+        self.is_on = True
+
+    def end(self) -> None:
+        """Leave model and optimizer exactly as they were."""
+        if self.is_on:
+            self._capture.detach()
+            self._world.rest()
+            self._update.detach()
+            self._batch.end()
+            self.is_on = False
+
+
+def _weakly(require: Callable[[], None]) -> Callable[[], None]:
+    """A method of an engine, for its parts, which must not keep it: it may hold others back."""
+    reference = WeakMethod(require)
+
+    def call() -> None:
+        found = reference()
+        if found is None:
+            raise EngineStateError(
+                "the engine of these batches is gone: keep it in a variable as long as it trains."
+            )
+        found()
+
+    return call
 
 
 def _do_nothing() -> None:

@@ -153,4 +153,4 @@ def _make_room(each: Any, parameter: Tensor | None) -> Tensor:
     size, dtype = each.size, each.properties.dtype
     if parameter is not None and is_distributed_tensor(parameter) and size == parameter.shape:
         return like_shard(parameter, torch.empty_like(local_of(parameter.detach()), dtype=dtype))
-    return torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, device="cpu")

@@ -167,7 +167,7 @@ class StageRunner:
     def _require_order(self, target: Any) -> None:
         """What fills a round up must be at its end: what is repeated must not count twice."""
         real, size = sum(self._real), self.round_size
-        places = torch.arange(real, size)
+        places = torch.arange(real, size, device="cpu")
         for leaf in tree_leaves(target):
             if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != size:
                 continue
@@ -218,7 +218,7 @@ class StageRunner:
     ) -> None:
         real = self._real[number]
         own = [g for g in groups if _stage_of(self._pipeline, g.parameters[0]) == stage.stage_index]
-        reducer = make_reducer(own, self.samples, torch.arange(self.samples) < real)
+        reducer = make_reducer(own, self.samples, torch.arange(self.samples, device="cpu") < real)
         if losses is not None:
             losses = losses[:real].sum() * self._capture.loss_scale
         tape = self._open.pop((stage.stage_index, number))
@@ -271,7 +271,7 @@ def _stand_in_losses(outputs: Any, batch: int) -> Tensor:
                 "there."
             )
         if output.requires_grad:
-            drawn = torch.randn(output.shape, generator=generator)
+            drawn = torch.randn(output.shape, generator=generator, device="cpu")
             part = output * drawn.to(output.device, output.dtype)
             parts.append(part.flatten(1).sum(1, dtype=torch.promote_types(part.dtype, torch.float)))
     if not parts:

@@ -194,7 +194,8 @@ class Radii:
         """The radii that norms are counted against, ``[M]``; None if nothing is counted."""
         if self._adaptive is None:
             return None
-        return torch.tensor([group.radius for group in self.groups], dtype=torch.float64)
+        radii = [group.radius for group in self.groups]
+        return torch.tensor(radii, dtype=torch.float64, device="cpu")
 
     def require_payable(self, budget: Budget, schedule: object) -> None:
         """Refuse counts that cost more than a whole step may."""
@@ -224,7 +225,8 @@ class Radii:
         adaptive = self._adaptive
         if adaptive is None:
             return
-        counts = torch.zeros(len(self.groups), dtype=torch.float64) if tally is None else tally
+        none = torch.zeros(len(self.groups), dtype=torch.float64, device="cpu")
+        counts = none if tally is None else tally
         counts, deviation = world.add_up(counts), adaptive.deviation(self._batch_size)
         noisy = world.lead(lambda: noise.add([counts], deviation)[0].tolist())
         self.load(

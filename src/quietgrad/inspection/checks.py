@@ -328,7 +328,7 @@ def unused(subject: Subject, captured: Captured) -> Iterator[Finding]:
 
 def _distance(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
     names = sorted({*some, *others})
-    zero = torch.zeros(())
+    zero = torch.zeros((), device="cpu")
     parts = [(some.get(n, zero) - others.get(n, zero)).double().norm() for n in names]
     return float(torch.stack(parts).norm()) if parts else 0.0
 

@@ -151,8 +151,9 @@ def _find_gradient_dependence(subject: Subject) -> Finding | None:
     with torch.no_grad():
         losses = subject.losses(subject.fresh_model(), subject.everyone)
     generator = torch.Generator().manual_seed(0)
-    signs = 2 * torch.randint(2, (subject.count,), generator=generator) - 1
-    weights = ((0.5 + torch.rand(subject.count, generator=generator)) * signs).to(losses)
+    signs = 2 * torch.randint(2, (subject.count,), generator=generator, device="cpu") - 1
+    sizes = 0.5 + torch.rand(subject.count, generator=generator, device="cpu")
+    weights = (sizes * signs).to(losses)
     finite = set(losses.isfinite().nonzero().flatten().tolist())
     removals = [change.after for change in _class_removals(subject)]
     alone = [[place] for place in spread_over_labels(subject.labels, _MOST_ALONE)]

@@ -119,7 +119,7 @@ def _steer(is_low: bool, func: Any, args: tuple[Any, ...], drawn: Tensor) -> Ten
     """Single uniform numbers from one end; permutations that leave nothing where it was."""
     kind = func.overloadpacket
     if kind is torch.ops.aten.randperm and len(drawn) > 1:
-        return torch.arange(len(drawn)).to(drawn).roll(max(1, int(drawn[0])))
+        return torch.arange(len(drawn), device="cpu").to(drawn).roll(max(1, int(drawn[0])))
     if kind not in _UNIFORM or drawn.numel() != 1:
         return drawn
     bounds = args[1:3] if kind is torch.ops.aten.uniform_ else ()

@@ -97,7 +97,7 @@ def find_labels(tree: Any, *, of_one: bool = False) -> tuple[Label, ...]:
     """
     of_one = of_one or _is_list_of_samples(tree) or (_is_plain_tuple(tree) and len(tree) == 1)
     if isinstance(tree, np.ndarray) and tree.dtype.kind in "iub":
-        tree = torch.as_tensor(tree.astype(np.int64))
+        tree = torch.as_tensor(tree.astype(np.int64), device="cpu")
     if isinstance(tree, Tensor):
         is_whole = not tree.is_floating_point() and not tree.is_complex()
         is_one = tree.numel() == 1 and (of_one or tree.ndim > 0)
@@ -322,8 +322,9 @@ class Subject:
     @property
     def bits(self) -> int:
         """Of the least precise numbers that it computes with."""
-        lower = [torch.empty(0, dtype=torch.bfloat16)] if self.randomness.saw_autocast else []
-        return coarsest_bits([*self.original.parameters(), *lower])
+        lower = torch.empty(0, dtype=torch.bfloat16, device="cpu")
+        lowest = [lower] if self.randomness.saw_autocast else []
+        return coarsest_bits([*self.original.parameters(), *lowest])
 
     def agree(self, before: Tensor, after: Tensor, *, same_size: bool) -> bool:
         """Whether two runs gave the same but for rounding."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from quietgrad.engine.engine import PrivacyEngine
-from quietgrad.errors import IntegrationError
+from quietgrad.errors import IntegrationError, MissingExtraError
 from quietgrad.integrations.common import (
     Argument,
     attribute,
@@ -16,7 +16,10 @@ from quietgrad.integrations.common import (
     share_weights,
 )
 
-_Accelerator: Any = import_module("accelerate").Accelerator
+try:
+    _Accelerator: Any = import_module("accelerate").Accelerator
+except ImportError as error:
+    raise MissingExtraError("accelerate", "accelerate") from error
 
 _SHARDING = (
     "accelerate would wrap or shard the model. Apply torch's fully_shard or parallelize_module to "

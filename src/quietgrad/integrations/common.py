@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import Subset
 
 from quietgrad.errors import IntegrationError
 
@@ -83,3 +85,66 @@ def share_weights(model: nn.Module) -> None:
     """Rank 0's weights on all ranks, as DistributedDataParallel does."""
     for tensor in model.state_dict().values():
         dist.broadcast(tensor, 0)
+
+
+def shares_samples(one: Any, other: Any) -> bool:
+    """Whether two data sets have samples in common, as far as can be told without reading them.
+
+    Found are the same object, subsets of one data set, selections of one table of ``datasets``, and
+    lists with entries in common. Copies are not.
+    """
+    if one is None or other is None:
+        return False
+    (base, rows), (other_base, other_rows) = _source_of(one), _source_of(other)
+    if base is other_base or _fingerprint(base) == _fingerprint(other_base) is not None:
+        is_whole = rows is None or other_rows is None
+        return is_whole or bool(np.intersect1d(rows, other_rows).size)  # type: ignore[arg-type]
+    if isinstance(base, (list, tuple)) and isinstance(other_base, (list, tuple)):
+        held = {id(each) for each in base if not isinstance(each, _SHARED)}
+        return any(id(each) in held for each in other_base)
+    places, other_places = _places_in_memory(base, rows), _places_in_memory(other_base, other_rows)
+    return any(
+        np.intersect1d(places[buffer], other_places[buffer]).size
+        for buffer in places.keys() & other_places.keys()
+    )
+
+
+Rows = np.ndarray[Any, Any]
+_SHARED = (bool, int, float, str, bytes, type(None))  # equal ones may be one object
+
+
+def _source_of(dataset: Any) -> tuple[Any, Rows | None]:
+    """What a data set is a subset of, and the numbers of its elements there; None for all."""
+    rows = None
+    while isinstance(dataset, Subset):
+        chosen = np.asarray(dataset.indices)
+        rows = chosen if rows is None else chosen[rows]
+        dataset = dataset.dataset
+    return dataset, rows
+
+
+def _fingerprint(dataset: Any) -> Any:
+    return getattr(dataset, "_fingerprint", None)
+
+
+def _places_in_memory(dataset: Any, rows: Rows | None) -> dict[int, Rows]:
+    """Of a ``datasets.Dataset``: by the address of a column's memory, the places that it has."""
+    table: Any = getattr(dataset, "_data", None)
+    picked = getattr(dataset, "_indices", None)
+    found: dict[int, Rows] = {}
+    if not hasattr(table, "columns"):
+        return found
+    chosen = None if picked is None else np.asarray(picked.column(0))
+    if rows is not None:
+        chosen = rows if chosen is None else chosen[rows]
+    for column in table.columns:
+        begin = 0
+        for chunk in column.chunks:
+            address = next((part.address for part in chunk.buffers()[1:] if part is not None), None)
+            places = np.arange(begin, begin + len(chunk))
+            if chosen is not None:
+                places = np.intersect1d(places, chosen)
+            if address is not None:
+                found[address] = places - begin + chunk.offset
+            begin += len(chunk)
+    return found

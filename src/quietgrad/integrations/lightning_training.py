@@ -24,6 +24,7 @@ from quietgrad.errors import (
     IntegrationError,
     MissingExtraError,
 )
+from quietgrad.integrations.common import shares_samples
 from quietgrad.integrations.lightning_checks import (
     EPSILON,
     LoaderSource,
@@ -136,6 +137,7 @@ class PrivateTraining(Ranks):
         }
         self._engine: PrivacyEngine | None = None
         self._source: LoaderSource | None = None
+        self._dataset: Any = None  # that was trained on, or will be
         self._batches: Iterator[Any] | None = None
         self._logging: Any = None
 
@@ -182,7 +184,14 @@ class PrivateTraining(Ranks):
 
     def process_dataloader(self, loader: object) -> object:
         """The loader of training is replaced; those of validation stay as they are."""
-        if not self.lightning_module.trainer.training:
+        trainer = self.lightning_module.trainer
+        if not trainer.training:
+            is_own = shares_samples(self._dataset, getattr(loader, "dataset", None))
+            if is_own and not trainer.predicting:
+                raise IntegrationError(
+                    "a loader of validation or test data has samples that are trained on, whose "
+                    "metrics are private and would be logged: take other data."
+                )
             return loader
         if self._source is not None:
             raise IntegrationError(
@@ -190,6 +199,7 @@ class PrivateTraining(Ranks):
                 "them (torch.utils.data.ConcatDataset)."
             )
         self._source = source = read_loader(loader)
+        self._dataset = source.dataset
         return StepLoader(self, self._steps_per_pass(source))
 
     def _steps_per_pass(self, source: LoaderSource) -> int:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quietgrad.errors import IntegrationError, LossError
+from quietgrad.errors import IntegrationError, LossError, SampleMixingError
 
 PerSampleLoss = Callable[[Any, Mapping[str, Any]], Tensor]
 """From the model's outputs and the batch with its labels: one loss per sample, ``[B]``."""
@@ -204,6 +204,46 @@ def default_loss(model: nn.Module, label_smoothing: float = 0.0) -> PerSampleLos
         "loss per sample, such as lambda outputs, batch: F.cross_entropy(outputs.logits, "
         "batch['labels'], reduction='none')"
     )
+
+
+def check_losses(
+    losses_of: Callable[[list[Any]], Tensor], rows: Sequence[Any], *, tolerance: float
+) -> None:
+    """Refuse losses that are another one for a sample beside others than beside itself.
+
+    Args:
+        losses_of: collates elements and returns their losses.
+        rows: elements of the data set.
+        tolerance: relative difference that is rounding.
+
+    Raises:
+        LossError: there is not one loss for each sample.
+        SampleMixingError: the loss of a sample depends on others.
+    """
+    together = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        together.append(losses_of(list(rows)).detach().float().cpu())
+    if together[0].shape != (len(rows),):
+        raise LossError(
+            f"got losses of shape {list(together[0].shape)} for {len(rows)} samples: expected "
+            "exactly one loss per sample, in the order of the batch. The data collator must "
+            "neither drop nor add samples, and per_sample_loss= must not average over them."
+        )
+    if not torch.equal(*together):
+        return  # what collates draws at random (words to mask), and is not compared
+    alone = torch.stack([losses_of([row, row])[0].detach().float().cpu() for row in rows])
+    size = tolerance * float(alone.abs().max())
+    if not torch.allclose(together[0], alone, rtol=tolerance, atol=size, equal_nan=True):
+        worst = int((together[0] - alone).abs().argmax())
+        raise SampleMixingError(
+            f"the loss of a sample is {float(alone[worst]):.4g} beside itself and "
+            f"{float(together[0][worst]):.4g} beside other samples: padding counts, the data "
+            "collator computes something over all its samples, or the loss is divided by what the "
+            "whole batch has (its samples, its tokens, its longest text). One sample would change "
+            "the gradients of others. Mask padded places in the model, divide the loss of a sample "
+            "by its own number of labelled tokens, and mix nothing in the data collator."
+        )
 
 
 def base_model(model: nn.Module) -> Any:

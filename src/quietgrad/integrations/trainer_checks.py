@@ -42,6 +42,8 @@ _NEEDED = (
 _REPLACED = (
     "_get_train_sampler", "get_batch_samples", "get_train_dataloader", "training_step",
 )  # fmt: skip
+# Trainers of TRL whose loss is the model's.
+_WITH_LOSS_OF_MODEL = ("SFTTrainer",)
 
 
 def check_script(kind: type, options: Mapping[str, Any], *, has_loss: bool) -> None:
@@ -72,11 +74,36 @@ def check_script(kind: type, options: Mapping[str, Any], *, has_loss: bool) -> N
             "override per_sample_losses(model, inputs), which returns one loss per sample, or pass "
             "per_sample_loss=."
         )
+    of_trl = next((base for base in kind.__mro__ if "compute_loss" in vars(base)), Trainer)
+    is_other = of_trl.__module__.startswith("trl.") and of_trl.__name__ not in _WITH_LOSS_OF_MODEL
+    if is_other and not has_loss and not _has_own_losses(kind):
+        raise IntegrationError(
+            f"{of_trl.__name__} computes its loss itself, as one number of the whole batch: "
+            "override per_sample_losses(model, inputs), which returns one loss per sample, or pass "
+            "per_sample_loss=. For SFT and DPO there is quietgrad.integrations.trl."
+        )
     for name in _REPLACED:
         if own := overrides(kind, name):
             raise IntegrationError(
                 f"{own.__name__} overrides {name}, and who takes part in a step must be drawn as "
                 "the accountant was told: leave it out, or pass engine_options={'sampling': ...}."
+            )
+
+
+def _has_own_losses(kind: type) -> bool:
+    """Whether one loss per sample is computed by something else than the default of all models."""
+    owner = next((base for base in kind.__mro__ if "per_sample_losses" in vars(base)), kind)
+    return owner.__name__ != "PrivateTrainerMixin"
+
+
+def check_instance(trainer: Trainer) -> None:
+    """Refuse methods that were replaced in the trainer itself: they would not run, or draw."""
+    for name in ("compute_loss", *_REPLACED):
+        if name in vars(trainer):
+            raise IntegrationError(
+                f"trainer.{name} was replaced: private training computes one loss per sample, of "
+                "samples that the engine draws. Pass per_sample_loss=, or override "
+                "per_sample_losses(model, inputs) in a class of your own."
             )
 
 
@@ -147,12 +174,16 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def is_same_dataset(one: Any, other: Any) -> bool:
-    """Whether both are the same data, as far as can be told without reading it."""
-    if one is other:
-        return one is not None
-    prints = [getattr(each, "_fingerprint", None) for each in (one, other)]
-    return prints[0] is not None and prints[0] == prints[1]
+def check_not_empty(dataset: Any) -> None:
+    """Refuse a data set of nothing, of which no loss can be tried."""
+    if not len(dataset):
+        raise IntegrationError(f"train_dataset ({type(dataset).__name__}) is empty.")
+
+
+def list_datasets(datasets: Any) -> list[Any]:
+    """Those of a dictionary, or the one; names of them are left out."""
+    found = datasets.values() if isinstance(datasets, Mapping) else [datasets]
+    return [each for each in found if not isinstance(each, str)]
 
 
 def find_checkpoint(output_dir: str, wanted: str | bool | None) -> Path | None:

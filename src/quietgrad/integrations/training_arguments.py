@@ -55,8 +55,7 @@ WORKS = frozenset(
     adam_epsilon optim_args label_smoothing_factor bf16 gradient_checkpointing
     dataloader_num_workers remove_unused_columns label_names eval_strategy eval_steps
     save_strategy save_steps save_total_limit save_only_model load_best_model_at_end
-    greater_is_better logging_strategy
-    logging_steps logging_first_step report_to seed
+    greater_is_better logging_strategy logging_steps logging_first_step report_to seed
     """.split()
 )
 
@@ -71,7 +70,7 @@ NEUTRAL = frozenset(
     trackio_static_space_id eval_delay per_device_eval_batch_size prediction_loss_only
     eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps
     include_for_metrics batch_eval_metrics save_on_each_node push_to_hub hub_token
-    hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision ignore_data_skip
+    hub_private_repo hub_model_id hub_always_push hub_revision ignore_data_skip
     restore_callback_states_from_checkpoint use_cpu dataloader_drop_last dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
     dataloader_in_order length_column_name ddp_find_unused_parameters ddp_bucket_cap_mb
@@ -87,7 +86,7 @@ NEUTRAL = frozenset(
 )
 
 _BATCH = "pass batch_size=, the number of samples of a step, to the trainer"
-_NO_SHARING = "Launch ordinary data parallel training with torchrun (docs/distributed.md)"
+_NO_SHARING = "launch ordinary data parallel training with torchrun (docs/distributed.md)"
 _SIDE = "leave it out"
 
 REFUSED: Mapping[str, Refused] = {
@@ -184,6 +183,12 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "deepspeed": Refused(_is_off, "DeepSpeed has a backward pass of its own", _NO_SHARING),
     "parallelism_config": Refused(_is(None), "it was not tried", _NO_SHARING),
+    "hub_strategy": Refused(
+        _is("every_save", "end"),
+        "a checkpoint has the place in the data, which says with sampling='shuffled' who takes "
+        "part in the steps to come",
+        "pass 'every_save' or 'end', which upload the weights",
+    ),
     # Seq2SeqTrainingArguments
     "sortish_sampler": Refused(
         _is_off,

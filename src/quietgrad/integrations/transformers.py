@@ -38,7 +38,13 @@ from quietgrad.errors import (
     MemoryExhaustedError,
     MissingExtraError,
 )
-from quietgrad.integrations.losses import PerSampleLoss, base_model, default_loss
+from quietgrad.integrations.common import shares_samples
+from quietgrad.integrations.losses import (
+    PerSampleLoss,
+    base_model,
+    check_losses,
+    default_loss,
+)
 from quietgrad.integrations.training_arguments import check_arguments
 from quietgrad.sampling.samplers import resolve as resolve_sampler
 
@@ -54,10 +60,12 @@ from quietgrad.integrations.trainer_checks import (
     check_accelerator,
     check_dataset,
     check_engine_options,
+    check_instance,
+    check_not_empty,
     check_script,
     find_checkpoint,
     find_ledger,
-    is_same_dataset,
+    list_datasets,
 )
 from quietgrad.integrations.trainer_loop import (
     EngineOptimizer,
@@ -72,6 +80,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+_COMPARED = 8  # samples whose losses are computed beside each other and beside themselves
 NOT_PRIVATE = "_not_private"
 """The end of the names under which losses of training samples are logged, if asked for."""
 
@@ -115,10 +124,13 @@ class PrivateTrainerMixin(_Base):
         # Before the Trainer acts on them, or fails in a way of its own.
         if (given := kwargs.get("args", next(iter(args[1:2]), None))) is not None:
             check_arguments(given)
-        check_dataset(kwargs.get("train_dataset", next(iter(args[3:4]), None)))
+        self._given_dataset = kwargs.get("train_dataset", next(iter(args[3:4]), None))
+        check_dataset(self._given_dataset)
         check_script(type(self), kwargs, has_loss=per_sample_loss is not None)
         self._epsilon, self._delta, self._batch_size = epsilon, delta, batch_size
         self._loss, self._ledger_place = per_sample_loss, ledger
+        own = type(self).per_sample_losses is not PrivateTrainerMixin.per_sample_losses
+        self._has_default_loss = per_sample_loss is None and not own
         self._logs_loss = log_training_loss
         self._engine_options = check_engine_options(engine_options)
         self._engine: PrivacyEngine | None = None
@@ -129,6 +141,8 @@ class PrivateTrainerMixin(_Base):
         check_arguments(self.args)
         check_accelerator(self)
         check_dataset(self.train_dataset)
+        for dataset in list_datasets(kwargs.get("eval_dataset")):
+            self._refuse_training_data(dataset)
         self._trained_model()
         self.add_callback(EpochCounter(lambda: self.engine.steps_per_epoch))
         if log_training_loss:
@@ -275,24 +289,23 @@ class PrivateTrainerMixin(_Base):
 
     # -- evaluation ----------------------------------------------------------------------------
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """That of the Trainer; the training data is refused."""
-        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(chosen, str) and isinstance(self.eval_dataset, Mapping):
-            chosen = self.eval_dataset.get(chosen)
-        self._refuse_training_data(chosen)
-        return super().get_eval_dataloader(eval_dataset)
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As the Trainer does; the training data is refused."""
+        for dataset in list_datasets(self.eval_dataset if eval_dataset is None else eval_dataset):
+            self._refuse_training_data(dataset)
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """That of the Trainer; the training data is refused."""
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer does; the training data is refused."""
         self._refuse_training_data(test_dataset)
-        return super().get_test_dataloader(test_dataset)
+        return super().predict(test_dataset, *args, **kwargs)
 
     def _refuse_training_data(self, dataset: Any) -> None:
-        if is_same_dataset(self.train_dataset, dataset):
+        if any(shares_samples(own, dataset) for own in (self._given_dataset, self.train_dataset)):
             raise IntegrationError(
-                "the evaluation is to run on the training data, whose losses and metrics are "
-                "private and would be logged: evaluate on data that is not trained on."
+                "the evaluation is to run on samples of the training data, whose losses and "
+                "metrics are private and would be logged: evaluate on samples that are not trained "
+                "on."
             )
 
     # -- beginning, going on, ending -----------------------------------------------------------
@@ -303,6 +316,7 @@ class PrivateTrainerMixin(_Base):
         """Train, or go on from a checkpoint, as the Trainer does."""
         if args or kwargs.get("trial") is not None:
             raise IntegrationError(NO_SEARCH)
+        check_instance(self)
         self._checkpoint = find_checkpoint(str(self.args.output_dir), resume_from_checkpoint)
         if self._checkpoint is None and self._engine is not None:
             raise EngineStateError(
@@ -330,9 +344,8 @@ class PrivateTrainerMixin(_Base):
         return self.model
 
     def _make_engine(self, model: nn.Module, dataset: Any, collate: Any) -> None:
-        is_own = type(self).per_sample_losses is not PrivateTrainerMixin.per_sample_losses
-        if self._loss is None and not is_own:
-            self._require_loss_of_the_model(model, dataset, collate)
+        check_not_empty(dataset)
+        self._check_losses(model, dataset, collate)
         ledger: Ledger | str | Path
         if self._engine is not None:
             ledger = self._engine.ledger
@@ -376,20 +389,34 @@ class PrivateTrainerMixin(_Base):
             return self._remove_unused_columns(dataset, description="training"), self.data_collator
         return dataset, self._get_collator_with_removed_columns(self.data_collator, "training")
 
-    def _require_loss_of_the_model(self, model: nn.Module, dataset: Any, collate: Any) -> None:
-        """Refuse a model whose own loss of a single sample is another one than the default."""
+    def _check_losses(self, model: nn.Module, dataset: Any, collate: Any) -> None:
+        """Refuse losses that depend on other samples, and those of another model."""
+        count = min(_COMPARED, len(dataset), self.args.per_device_train_batch_size)
+        rows = [dataset[place * len(dataset) // count] for place in range(count)]
+        is_exact = self.accelerator.mixed_precision == "no"
+        tolerance = 1e-3 if is_exact and _dtype_of(model) == torch.float32 else 3e-2
+
+        def losses_of(elements: list[Any]) -> Tensor:
+            return self.per_sample_losses(model, dict(self._prepare_inputs(collate(elements))))
+
         was_training = model.training
         try:
             with preserve_randomness(), torch.no_grad(), self.compute_loss_context_manager():
-                inputs = self._prepare_inputs(collate([dataset[0]]))
                 model.eval()
-                found = self.per_sample_losses(model, dict(inputs))
-                own = model(**inputs)
+                check_losses(losses_of, rows, tolerance=tolerance)
+                if self._has_default_loss:
+                    self._require_loss_of_the_model(model, rows[0], collate, tolerance)
         finally:
             model.train(was_training)
+
+    def _require_loss_of_the_model(
+        self, model: nn.Module, row: Any, collate: Any, tolerance: float
+    ) -> None:
+        """Refuse a model whose own loss of a single sample is another one than the default."""
+        inputs = self._prepare_inputs(collate([row]))
+        found, own = self.per_sample_losses(model, dict(inputs)), model(**inputs)
         value = own.get("loss") if isinstance(own, Mapping) else own[0]
         expected = float(value) if isinstance(value, Tensor) and value.numel() == 1 else math.nan
-        tolerance = 1e-3 if self.accelerator.mixed_precision == "no" else 3e-2
         is_same = math.isclose(float(found), expected, rel_tol=tolerance, abs_tol=tolerance)
         is_smoothed = self.args.label_smoothing_factor > 0  # which the Trainer does, not the model
         if math.isfinite(expected) and not is_smoothed and not is_same:
@@ -409,13 +436,17 @@ class PrivateTrainerMixin(_Base):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         state = self.engine.state_dict(weights=False)  # the Trainer saves them
-        if self.engine.is_leader:
+        if self.args.should_save:
             replace_file(Path(output_dir, STATE_NAME), lambda stream: torch.save(state, stream))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self.engine.load_state_dict(read_state(Path(checkpoint, STATE_NAME)))
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 class PrivateTrainer(PrivateTrainerMixin, Trainer):

@@ -10,7 +10,8 @@ import torch
 from quietgrad._checks import require_positive, require_rate
 from quietgrad.clipping import Clipping
 
-_NORMS = torch.tensor([0.01, 0.3, 0.9, 1.1, 3.0, 100.0], dtype=torch.float64)  # of the start
+_START = [0.01, 0.3, 0.9, 1.1, 3.0, 100.0]  # norms
+_NORMS = torch.tensor(_START, dtype=torch.float64, device="cpu")
 _LEAST = 1e-9  # of the start: gradients that have all vanished do not take the radius along
 
 

@@ -61,7 +61,8 @@ class MixingWatch:
         self._seen += samples > 1
 
     def _mixes(self, rows: Tensor, samples: int) -> bool:
-        draws, everyone = RepeatableDraws(samples, _devices_of(rows)), torch.arange(samples)
+        draws = RepeatableDraws(samples, _devices_of(rows))
+        everyone = torch.arange(samples, device="cpu")
         before = self._repeat(draws, rows, everyone)
         if not agree(before, self._repeat(draws, rows, everyone)):
             self._warn()

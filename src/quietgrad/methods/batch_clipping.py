@@ -209,7 +209,7 @@ class BatchClipping:
                 f"samples of {samples.dtype} beside public features of {self._public.dtype}: "
                 "expected floating-point numbers of the same scale in both"
             )
-        draws = torch.rand(len(samples), len(self._public), generator=self._generator)
+        draws = torch.rand(len(samples), len(self._public), generator=self._generator, device="cpu")
         chosen = self._public[draws.argsort(1)[:, : self.p]].to(samples)
         return torch.cat([samples[:, None], chosen], 1).flatten(0, 1)
 

@@ -83,10 +83,11 @@ def _make_input(norm: _BatchNorm) -> Tensor | None:
     generator = torch.Generator().manual_seed(0)
     for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
         if isinstance(tensor, Tensor):
-            values = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) + 0.5
-            tensor.data.copy_(values)
+            dtype, sizes = tensor.dtype, tensor.shape
+            values = torch.rand(sizes, generator=generator, dtype=dtype, device="cpu")
+            tensor.data.copy_(values + 0.5)
     for shape in _shapes(norm):
-        input = torch.randn(shape, generator=generator, dtype=torch.float64)
+        input = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 copy.deepcopy(norm).eval()(input.clone())

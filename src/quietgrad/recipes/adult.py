@@ -56,7 +56,9 @@ def _load_data(places: Places) -> Split:
 
 
 def _draw_rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    numbers = torch.rand(64, _NUMBERS, generator=generator)
-    columns = [torch.randint(size, (64,), generator=generator) for size in _CATEGORIES]
-    labels = torch.randint(2, (64,), generator=generator)
+    numbers = torch.rand(64, _NUMBERS, generator=generator, device="cpu")
+    columns = [
+        torch.randint(size, (64,), generator=generator, device="cpu") for size in _CATEGORIES
+    ]
+    labels = torch.randint(2, (64,), generator=generator, device="cpu")
     return numbers, torch.stack(columns, 1), labels

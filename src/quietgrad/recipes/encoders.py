@@ -157,9 +157,10 @@ def require_no_effect_of_padding(model: nn.Module, vocabulary: int, padding: int
     of others. Tested with random texts, not with the data; `padding` is the padding token.
     """
     generator = torch.Generator().manual_seed(0)
-    words = torch.tensor([word for word in range(vocabulary) if word != padding])
-    chosen = torch.randint(len(words), (4, 2 * _MULTIPLE), generator=generator)
-    mask = torch.arange(2 * _MULTIPLE).lt(torch.tensor([[3], [5], [7], [8]])).long()
+    words = torch.tensor([word for word in range(vocabulary) if word != padding], device="cpu")
+    chosen = torch.randint(len(words), (4, 2 * _MULTIPLE), generator=generator, device="cpu")
+    lengths = torch.tensor([[3], [5], [7], [8]], device="cpu")
+    mask = torch.arange(2 * _MULTIPLE, device="cpu").lt(lengths).long()
     tokens = torch.where(mask.bool(), words[chosen], padding)
     was_training = model.training
     model.eval()

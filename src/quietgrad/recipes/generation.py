@@ -109,7 +109,7 @@ class LanguageModelling(Task):
             each, counted = _token_losses(model(tokens), targets)
             loss, total = loss + each.sum().item(), total + int(counted.sum())
         mean = loss / max(1, total)
-        return {"loss": mean, "perplexity": float(torch.tensor(mean).exp())}
+        return {"loss": mean, "perplexity": float(torch.tensor(mean, device="cpu").exp())}
 
     @torch.no_grad()
     def final_scores(self, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
@@ -211,13 +211,13 @@ def _end(words: Any) -> int:
 def _columns(words: Any, meanings: list[str], references: list[str]) -> tuple[Tensor, Tensor]:
     """Meaning and sentence in one row, padded behind; only the sentence counts."""
     end = _end(words)
-    tokens = torch.full((len(meanings), _LENGTH), words.pad_token_id)
-    targets = torch.full((len(meanings), _LENGTH), _IGNORED)
+    tokens = torch.full((len(meanings), _LENGTH), words.pad_token_id, device="cpu")
+    targets = torch.full((len(meanings), _LENGTH), _IGNORED, device="cpu")
     asked = words(meanings, add_special_tokens=False)["input_ids"]
     answered = words(references, add_special_tokens=False)["input_ids"]
     for row, (meaning, reference) in enumerate(zip(asked, answered, strict=True)):
         both = [*meaning, end, *reference, end][:_LENGTH]
-        tokens[row, : len(both)] = torch.tensor(both)
+        tokens[row, : len(both)] = torch.tensor(both, device="cpu")
         targets[row, len(meaning) + 1 : len(both)] = tokens[row, len(meaning) + 1 : len(both)]
     return tokens, targets
 
@@ -227,10 +227,10 @@ def _prompts(words: Any, meanings: list[str], references: list[list[str]]) -> Pr
     end = _end(words)
     asked = [[*ids, end] for ids in words(meanings, add_special_tokens=False)["input_ids"]]
     longest = max(len(ids) for ids in asked)
-    tokens = torch.full((len(asked), longest), words.pad_token_id)
+    tokens = torch.full((len(asked), longest), words.pad_token_id, device="cpu")
     mask = torch.zeros_like(tokens)
     for row, ids in enumerate(asked):
-        tokens[row, longest - len(ids) :] = torch.tensor(ids)
+        tokens[row, longest - len(ids) :] = torch.tensor(ids, device="cpu")
         mask[row, longest - len(ids) :] = 1
     return Prompts(tokens, mask, references, words, length=48)
 
@@ -261,7 +261,7 @@ class _NumberTokenizer:
 
 def _draw_data(places: Places) -> Split:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(_SMOKE_WORDS, (32, 8), generator=generator)
+    tokens = torch.randint(_SMOKE_WORDS, (32, 8), generator=generator, device="cpu")
     drawn = TensorDataset(tokens, tokens)
     asked = tokens[:4, :4]
     prompts = Prompts(

@@ -58,8 +58,8 @@ def synthetic_images(*shape: int, classes: int = 10, samples: int = 64) -> LoadD
     """Draws random images with random labels, for smoke runs."""
     return synthetic(
         lambda generator: (
-            torch.randn(samples, *shape, generator=generator),
-            torch.randint(classes, (samples,), generator=generator),
+            torch.randn(samples, *shape, generator=generator, device="cpu"),
+            torch.randint(classes, (samples,), generator=generator, device="cpu"),
         )
     )
 
@@ -118,9 +118,10 @@ def _load_digits(places: Places) -> Split:
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "recipes") from error
     raw = load_digits()
-    images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 16.0  # the largest value
-    labels = torch.tensor(raw.target, dtype=torch.long)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(raw.images, dtype=torch.float32, device="cpu").unsqueeze(1)
+    images = images / 16.0  # the largest value
+    labels = torch.tensor(raw.target, dtype=torch.long, device="cpu")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0), device="cpu")
     train, test = order[:1437], order[1437:]
     return Split.of_columns((images[train], labels[train]), (images[test], labels[test]))
 

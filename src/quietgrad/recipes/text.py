@@ -165,8 +165,8 @@ def _encode(
 
 def _draw_texts(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
     """Random tokens and labels, for smoke runs."""
-    tokens = torch.randint(_SMOKE_WORDS, (32, 6), generator=generator)
-    return tokens, torch.randint(classes, (32,), generator=generator)
+    tokens = torch.randint(_SMOKE_WORDS, (32, 6), generator=generator, device="cpu")
+    return tokens, torch.randint(classes, (32,), generator=generator, device="cpu")
 
 
 _OUTER = (
@@ -199,7 +199,8 @@ def _imdb_references(
 
 def _imdb_recipe(name: str, *, enhanced: bool, references: tuple[Reference, ...]) -> Recipe:
     def build_small(places: Places) -> nn.Module:
-        return gru_classifier(torch.randn(_SMOKE_WORDS, 8), hidden=4, enhanced=enhanced)
+        table = torch.randn(_SMOKE_WORDS, 8, device="cpu")
+        return gru_classifier(table, hidden=4, enhanced=enhanced)
 
     kind = "enhanced" if enhanced else "plain"
     return Recipe(

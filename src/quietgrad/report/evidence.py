@@ -56,7 +56,7 @@ class Evidence(RunFiles):
         return {
             "is_live": self.is_live,
             "ledger": plain(self.ledger.summary()),
-            "result": None if self.result is None else plain(self.result),
+            "result": None if self.result is None else plain(self._public_result),
             "checkpoint": None
             if kept is None
             else {"steps_taken": kept.steps_taken, "ledger": plain(kept.ledger.summary())},
@@ -64,6 +64,13 @@ class Evidence(RunFiles):
             "notices": list(self.notices),
             "versions": dict(self.versions),
         }
+
+    @property
+    def _public_result(self) -> Mapping[str, Any] | None:
+        """The result without figures of a model that was trained without privacy."""
+        if self.result is None or self.result.get("non_private") is None:
+            return self.result
+        return {**self.result, "non_private": _OMITTED}
 
     @property
     def head(self) -> str:
@@ -81,7 +88,7 @@ class Evidence(RunFiles):
             "settings": settings,
             "config": self.config,
             "metrics": self.metrics,
-            "result": self.result,
+            "result": self._public_result,
             "stated": self.stated,
             "audit": self.audit,
         }
@@ -146,6 +153,7 @@ AuditFindings = _Result | Mapping[str, Any]
 """The result of an audit, or the JSON object that ``quietgrad audit --json`` prints."""
 
 _HEAD_FORMAT = 1
+_OMITTED = "trained, and not in this report"
 
 _DEFAULTS = {"kind": None, "seeded": False, "could_reject": True}  # where an audit does not say
 _SLACK = 0.01  # as far as a measured bound may be off

@@ -141,6 +141,6 @@ def _with_copies(
         if dtype is None or leaf.ndim:
             return copies
         # A complex number stays one beside real tensors.
-        return copies.to(torch.result_type(torch.empty(1, dtype=dtype), leaf))
+        return copies.to(torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), leaf))
 
     return tree_map(copy, tree)

@@ -265,7 +265,7 @@ class _Packing:
 
     def __init__(self, sizes: Tensor) -> None:
         self.sizes: list[int] = sizes.tolist()
-        places = torch.arange(self.sizes[0])
+        places = torch.arange(self.sizes[0], device="cpu")
         self._is_step = places < sizes[:, None]
         self._lengths = self._is_step.sum(0)
         starts = sizes.cumsum(0) - sizes
@@ -281,9 +281,9 @@ class _Packing:
 
     def reverse(self, padded: Tensor) -> Tensor:
         """Each sequence from its own end to its beginning."""
-        steps = torch.arange(len(self.sizes))[:, None]
+        steps = torch.arange(len(self.sizes), device="cpu")[:, None]
         turned = torch.where(self._is_step, self._lengths - 1 - steps, steps)
-        return padded[turned, torch.arange(self.sizes[0])]
+        return padded[turned, torch.arange(self.sizes[0], device="cpu")]
 
 
 def _run_layers(

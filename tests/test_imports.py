@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "sampling": {"_checks", "accounting", "errors", "keystream"},
     "reduction": {"clipping", "errors", "factors", "grouping", "strategies"},
 }
+MAY_IMPORT["joint_reduction"] = {"factors", "reduction"}
 MAY_IMPORT["transforms"] = {"_checks"}
 MAY_IMPORT["functional"] = {"capture", *MAY_IMPORT["reduction"], "reduction"}
 MAY_IMPORT["methods"] = {"_checks", "functional", *MAY_IMPORT["functional"]}

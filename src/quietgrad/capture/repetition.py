@@ -373,8 +373,7 @@ class Tremble:
     """Moves weights by a few times their rounding error, and each the same when asked again."""
 
     def __init__(self) -> None:
-        seed = torch.randint(1 << 62, (), generator=new_generator(), device="cpu")
-        self._seed = int(seed)
+        self._seed = int(torch.randint(1 << 62, (), generator=new_generator(), device="cpu"))
 
     def __call__(self, name: str, values: Tensor) -> Tensor:
         """Other values of a weight."""

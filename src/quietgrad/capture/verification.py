@@ -30,7 +30,7 @@ from quietgrad.capture.independence import (
 from quietgrad.capture.layout import Probe
 from quietgrad.capture.outputs import is_reordered
 from quietgrad.capture.owners import read_powers
-from quietgrad.capture.repetition import FactorRecorder, Recapture
+from quietgrad.capture.repetition import FactorRecorder, Factors, Recapture
 from quietgrad.capture.samples import copy_part, rebuild_arguments
 from quietgrad.errors import SampleMixingError, UnsupportedOperationError
 from quietgrad.factors.base import Verdict, any_of, send, verdict_of
@@ -270,15 +270,10 @@ class Verifier:
         is_first, has_owned_rows = not self._known, tape.has_owned_rows()
         with self._repeating() as recapture:
             for number, call in enumerate(tape.calls):
-                recorder = FactorRecorder(tape, is_probed=True)
-                for place, each in enumerate(whole):
-                    if each.site.call == number or (only and call.with_gradients):
-                        made = recorder(each)
-                        if made and self._saves_room:
-                            whole[place] = tape.settled(each, made)
+                is_all = only and call.with_gradients
                 recorded = RecordedCall(
                     call,
-                    recorder.factors,
+                    self._record(tape, whole, None if is_all else number),
                     recapture,
                     tape.membership,
                     self._moved_weights,
@@ -303,6 +298,16 @@ class Verifier:
         for call in tape.calls:
             call.state = None  # it may be large
             call.after = call.before = None
+
+    def _record(self, tape: Tape, whole: list[Arrival], number: int | None) -> Factors:
+        """Of the gradients at the sites of a call, or of all; what they were made of may go."""
+        recorder = FactorRecorder(tape, is_probed=True)
+        for place, each in enumerate(whole):
+            if number is None or each.site.call == number:
+                made = recorder(each)
+                if made and self._saves_room:
+                    whole[place] = tape.settled(each, made)
+        return recorder.factors
 
     def _warn_of_tables(self, tape: Tape) -> None:
         """Once, of what a model returns besides and no loss may use, not even detached."""

@@ -39,10 +39,12 @@ LIMITS = {
     # before data parallel training; 43,200 before compiled forwards, 44,700 before sharded weights,
     # 45,900 before pipelines and tensor parallelism, 47,000 before sites that are joined
     # and calls that watch what guards do not see, 47,600 before what is named under "files",
-    # 57,500 before units of several records (sampling/units, factors/membership, movielens).
-    "lines": 58_000,
-    # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py.
-    "files in one step": 39,
+    # 57,500 before units of several records (sampling/units, factors/membership, movielens), 58,000
+    # before weights that are gathered on demand and what frameworks were found to let through.
+    "lines": 59_500,
+    # 36 before compiled models, 37 before distributed/world.py, 38 before sharding.py, 39 before
+    # factors/membership.py.
+    "files in one step": 40,
     "longest chain of imports": 17,
     "single-importer modules under 100 lines": 25,
     "class names defined twice": 0,

@@ -119,8 +119,9 @@ def test_lightning(by_torchrun, tmp_path):
         assert (ranks, world_size, steps) == (2, 2, 2 * STEPS)
         agree(torch.tensor(values, dtype=torch.float64), plain(physical=3))
     assert len(list(tmp_path.rglob("metrics.csv"))) == 1  # of rank 0
-    # One process goes on where two were.
-    options = {"physical_batch_size": 3, "ledger": tmp_path / "ledger.jsonl"}
+    # One process goes on where two were; with a ledger of its own, because the steps that the two
+    # took afterwards would count.
+    options = {"physical_batch_size": 3, "ledger": tmp_path / "other.jsonl"}
     module, engine, _ = fit(ckpt=tmp_path / "step=5.ckpt", options=options)
     assert engine.steps_taken == 2 * STEPS
     agree(weights(module), plain(physical=3))

@@ -5,6 +5,8 @@ import pytest
 from . import attack_jobs
 from .ranks import run
 
+pytestmark = pytest.mark.slow  # two of them are fast, among the tests of parts
+
 EXACT = {
     "words of one rank": ("silent", {"what": "words", "grouping": "layer-wise"}),
     "words of one rank, one group": ("silent", {"what": "words"}),
@@ -79,7 +81,6 @@ def test_a_loss_of_a_part_of_the_outputs_is_refused(two):
         assert each["steps"] == 0
 
 
-@pytest.mark.slow
 def test_sharded_parts_that_differ_train_as_one_process():
     jobs = [(name, options | {"sharded": True}) for name, options in EXACT.values()]
     found = run([(f"attack_jobs.{name}", options) for name, options in jobs], 4)
@@ -87,7 +88,6 @@ def test_sharded_parts_that_differ_train_as_one_process():
         assert_same_as_one(each, job)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", STAGED)
 def test_stages_that_are_refused(what):
     (found,) = run([("attack_jobs.staged", {"what": what})], 2)

@@ -32,7 +32,7 @@ DIFFERENT = {
     "wrapped": "DistributedDataParallel",
     "diagnostics": "diagnostics= is given in a process group of 2 ranks",
 }
-GROUPINGS, CLIPPINGS = ["all-layer", "layer-wise", "uniform:2"], ["auto-s", "psac", "abadi"]
+MOVED = [("all-layer", "auto-s"), ("layer-wise", "psac"), ("uniform:2", "abadi")]
 JOBS = {
     **{f"same: {name}": ("same_as_one", options) for name, options in CASES.items()},
     **{f"differ: {name}": ("differ", {"what": name}) for name in DIFFERENT},
@@ -45,8 +45,7 @@ JOBS = {
             "sensitivity",
             {"grouping": grouping, "clipping": clipping},
         )
-        for grouping in GROUPINGS
-        for clipping in CLIPPINGS
+        for grouping, clipping in MOVED
     },
     "refusal": ("refuse_on_one", {}),
 }
@@ -139,8 +138,7 @@ def test_a_refusal_on_one_rank_stops_all(two):
     assert first["steps"] == second["steps"] == 1
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
-@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize(("grouping", "clipping"), MOVED)
 def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clipping):
     for moved in two[f"moved: {grouping}, {clipping}"]:
         assert 0 < moved <= 1 + 1e-6

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from . import tensor_jobs
+from . import attack_jobs, tensor_jobs
 from .ranks import run
 
 CASES = {
@@ -25,6 +25,9 @@ MISUSED = {
 }
 
 
+UNLIKE = {"silent": {"what": "words", "grouping": "layer-wise"}, "odd": {}}
+
+
 def results(ranks, **more):
     jobs = {
         **{f"same: {n}": ("tensor_jobs.same_as_one", o | more) for n, o in CASES.items()},
@@ -37,6 +40,7 @@ def results(ranks, **more):
             jobs[f"moved: {grouping}"] = ("tensor_jobs.sensitivity", options)
         jobs |= {f"misuse: {name}": ("tensor_jobs.misuse", {"what": name}) for name in MISUSED}
         jobs["refuse"] = ("tensor_jobs.refuse", {})
+        jobs |= {f"unlike: {n}": (f"attack_jobs.{n}", options) for n, options in UNLIKE.items()}
     return dict(zip(jobs, run([*jobs.values()], ranks), strict=True))
 
 
@@ -59,6 +63,16 @@ def assert_same_as_one(several, options):
 @pytest.mark.parametrize("name", CASES)
 def test_two_parts_train_as_one_process(two, name):
     assert_same_as_one(two[f"same: {name}"], CASES[name])
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_parts_that_differ_train_as_one_process(two, name):
+    """A part without a gradient, and parts of unequal size."""
+    alone = getattr(attack_jobs, name)(**UNLIKE[name])
+    for each in two[f"unlike: {name}"]:
+        assert "error" not in each, each["message"]
+        for place, values in alone["weights"].items():
+            assert each["weights"][place] == pytest.approx(values, rel=1e-9, abs=1e-11), place
 
 
 @pytest.mark.parametrize("name", ["noise", "seeded noise"])

@@ -174,6 +174,16 @@ def test_every_sampler_draws_units(name):
         assert max(map(len, found)) <= 9
 
 
+class Table(list):
+    """As long as its columns, which are what it gives."""
+
+    def __iter__(self):
+        return iter(("id", "age"))
+
+    def __len__(self):
+        return 33
+
+
 WRONG = [
     (OWNERS[:-1], "has 32 ids, and the data set 33 records"),
     ([*OWNERS[:-1], None], r"units\[32\] is None: nobody knows whose record"),
@@ -192,6 +202,9 @@ WRONG = [
     (torch.zeros(33, 1), r"has the shape \(33, 1\)"),
     ("person", "not the name of a column"),
     (7, "expected one id for each record"),
+    (dict(enumerate(OWNERS)), "in their order, and not the name"),
+    (set(range(33)), "in their order, and not the name"),
+    (Table(), "units gives 2 values for 33 records"),
 ]
 
 

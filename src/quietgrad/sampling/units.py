@@ -5,7 +5,7 @@ chosen anew, so that someone with many records is not clipped to a gradient of a
 """
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from itertools import pairwise
 from numbers import Number
 from typing import Any
@@ -113,10 +113,11 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
     """The number of each record's unit."""
     if isinstance(ids, Tensor):
         ids = ids.detach().cpu().numpy()
-    if isinstance(ids, str | bytes) or not hasattr(ids, "__len__") or not hasattr(ids, "__iter__"):
+    has_order = not isinstance(ids, str | bytes | Mapping | Set)
+    if not (has_order and hasattr(ids, "__len__") and hasattr(ids, "__iter__")):
         raise TypeError(
             f"units={ids!r} is not valid: expected one id for each record (a list, an array, a "
-            "tensor or a column of a table), not the name of a column"
+            "tensor or a column of a table), in their order, and not the name of a column"
         )
     if isinstance(ids, np.ma.MaskedArray):
         ids = ids.tolist(None)  # where it is masked
@@ -134,13 +135,23 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "biuSU":
         _, firsts, inverse = np.unique(ids, return_index=True, return_inverse=True)
         return firsts.argsort().argsort()[inverse]
+    return _number_any(ids.tolist() if isinstance(ids, np.ndarray) else ids, records)
+
+
+def _number_any(ids: Iterable[Any], records: int) -> NDArray[np.int64]:
+    """The same of ids of any type."""
     numbers: dict[Hashable, int] = {}
     kinds: dict[type, int] = {}  # and where each comes first
-    found = np.empty(records, dtype=np.int64)
-    for place, each in enumerate(ids.tolist() if isinstance(ids, np.ndarray) else ids):
+    found = []
+    for place, each in enumerate(ids):
         unit = _require_known(each, place)
         kinds.setdefault(float if isinstance(unit, Number) else type(unit), place)
-        found[place] = numbers.setdefault(unit, len(numbers))
+        found.append(numbers.setdefault(unit, len(numbers)))
+    if len(found) != records:  # a whole table has as many rows, but gives its columns
+        raise TypeError(
+            f"units gives {len(found)} values for {records} records ({type(ids).__name__}): "
+            "expected one id for each, such as a single column of a table"
+        )
     if len(kinds) > 1:
         (one, first), (other, second), *_ = kinds.items()
         raise ValueError(
@@ -148,7 +159,7 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
             f"{_kind(other)}): 7 and '7' would be two people. Expected ids of one type, such as "
             "[str(id) for id in ids]"
         )
-    return found
+    return np.array(found, dtype=np.int64)
 
 
 def _kind(kind: type) -> str:

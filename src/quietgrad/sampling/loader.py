@@ -209,7 +209,7 @@ class Rows(Dataset[Any]):
         parts: list[Dataset[Any]] = [dataset]
         while type(parts[-1]) is Subset:
             parts.append(parts[-1].dataset)
-        if type(parts[-1]) is not TensorDataset or _ELEMENTS != _find_elements():
+        if type(parts[-1]) is not TensorDataset or _find_elements() != _ELEMENTS:
             return False
         return not any("__getitems__" in vars(part) for part in parts)
 

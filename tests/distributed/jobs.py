@@ -233,10 +233,6 @@ def save_and_load(folder, first, then):
     return {"weights": weights(model), "steps": engine.steps_taken, "ledger": engine.ledger.steps}
 
 
-def without_a_group():
-    return attach()
-
-
 def sensitivity(grouping, clipping):
     """The largest change of the sum over all ranks when one sample is left out."""
     sums = []

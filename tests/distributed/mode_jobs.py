@@ -1,4 +1,4 @@
-"""One model trained in every mode, on parts of batches that may go wrong; each returns plain data."""
+"""One model trained in every mode, on parts of batches that may go wrong."""
 
 import torch
 import torch.distributed as dist

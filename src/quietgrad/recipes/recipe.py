@@ -365,8 +365,8 @@ class Recipe:
         if self.unit is None and settings.records_per_unit is not None:
             raise ValueError(
                 f"records_per_unit={settings.records_per_unit} has no effect: in {self.name!r} each"
-                " sample is a unit. Leave it out (--records-per-unit, Settings), or name the unit in"
-                " the recipe: Recipe(unit='patient') and the ids in Split(units=)"
+                " sample is a unit. Leave it out (--records-per-unit, Settings), or name the unit"
+                " in the recipe, Recipe(unit='patient'), and pass the ids in Split(units=)"
             )
         return replace(self, settings=settings)
 

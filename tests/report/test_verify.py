@@ -376,6 +376,45 @@ PAGES = {
 }
 
 
+def _said(**change):
+    """Words where the program writes facts, and all that follows from them."""
+
+    def tamper(path):
+        from quietgrad.report import Statement
+        from quietgrad.report.assess import statement_of
+        from quietgrad.report.evidence import evidence_of
+
+        data = read_page(path).statement
+        for name, value in change.items():
+            place = data if name in data else data["evidence"]
+            place[name] = {**place[name], **value} if isinstance(value, dict) else value
+        again = Statement.from_dict(data)
+        with contextlib.suppress(Exception):  # of what is refused
+            again = statement_of(evidence_of(data), made_at=data["made_at"])
+        write(again, path)
+
+    return tamper
+
+
+SAID = {
+    "a time": _said(made_at="2026-11-20T00:00 by the officer"),
+    "no time": _said(made_at="certified"),
+    "another zone": _said(made_at="2026-11-20T00:00:00+09:00"),
+    "a version": _said(versions={"torch": "verified by NIST"}),
+    "a program": _said(versions={"approved by": "1.0"}),
+    "a file": _said(files={"approval.pdf": "granted"}),
+    "a notice": _said(notices=["The officer approved this run."]),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_no_words_are_put_where_the_program_states_facts(folder, head, name):
+    path = folder / "report.html"
+    SAID[name](path)
+    found = verify(path, head=head)
+    assert failed(found) == ["head" if name == "a notice" else "statement"], found.points
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_what_was_changed_in_a_report_is_noticed(kept, folder, head, name):
     path = folder / "report.html"

@@ -198,6 +198,12 @@ WRONG = [
         [*OWNERS[:-1], OWNERS[0].encode()],
         r"ids of two types \(str, bytes\): 7 and '7' would be",
     ),
+    ([object() for _ in OWNERS], r"units\[0\] is <object .* equals nothing but itself"),
+    ([(1, None) for _ in OWNERS], r"units\[0\] is None: nobody knows"),
+    ([(1, float("nan")) for _ in OWNERS], r"units\[0\] is nan: nobody knows"),
+    ([(1, 7), (1, "7")] * 16 + [(1, 7)], r"two types \(\(a number, a number\), \(a number, str"),
+    ([torch.zeros(2)] * 33, r"units\[0\] is tensor.*: expected an id"),
+    (torch.zeros(33, dtype=torch.bfloat16), "a tensor whose ids cannot be read"),
     ([*OWNERS[:-1], ["a"]], r"units\[32\] is \['a'\]: expected an id"),
     (torch.zeros(33, 1), r"has the shape \(33, 1\)"),
     ("person", "not the name of a column"),
@@ -231,6 +237,7 @@ FORMS = {
     "dates": np.array([NAMES.index(each) for each in OWNERS], dtype="datetime64[D]"),
     "a column": pa.array(OWNERS),
     "several kinds of numbers": [[int, float, np.int32][i % 3](n) for i, n in enumerate(NUMBERS)],
+    "tuples of tensors": [(torch.tensor(NAMES.index(each)), torch.tensor(1)) for each in OWNERS],
     "tuples": [(each, "x") for each in OWNERS],
 }
 

@@ -8,6 +8,7 @@ whole: the head that was noted elsewhere, or a signature, shows that it was not.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def _verified(subject: str, page: Page, given: _Given) -> Verification:
         return Verification(subject, found, None, None, False, unseen)
     try:
         evidence = evidence_of(data)
-        again = statement_of(evidence, made_at=str(data.get("made_at")))
+        again = statement_of(evidence, made_at=_time(data.get("made_at")))
     except (ReportError, ValueError, ArithmeticError, TypeError, KeyError) as error:
         found = (VerifiedPoint("statement", False, f"{error}"), signature)
         return Verification(subject, found, None, None, False, unseen)
@@ -203,6 +204,14 @@ def _verified(subject: str, page: Page, given: _Given) -> Verification:
     ]
     verdict = again.verdict
     return Verification(subject, tuple(points), again.head, verdict.headline, verdict.holds, unseen)
+
+
+def _time(value: Any) -> str:
+    """When it was made, as `now` writes it; nothing confirms it, so that it is only a time."""
+    made = datetime.fromisoformat(value)
+    if made.isoformat(timespec="seconds") != value or made.utcoffset() != timedelta(0):
+        raise ValueError(f"made_at is {_short(value)}: expected a time in UTC, in ISO 8601")
+    return str(value)
 
 
 def _compare_statement(

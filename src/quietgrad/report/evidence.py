@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,8 @@ class Evidence(RunFiles):
             "stated": self.stated,
             "audit": self.audit,
         }
+        if self.notices:  # of damaged files; without any, as it always was
+            content["notices"] = self.notices
         canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
 
@@ -202,7 +205,7 @@ def evidence_of(statement: Mapping[str, Any]) -> Evidence:
     """
     try:
         record, settings = statement["evidence"], statement["settings"]
-        kept = record["checkpoint"]
+        kept, delta = record["checkpoint"], statement["epsilons"]["delta"]
         return Evidence(
             Ledger.from_summary(record["ledger"]),
             None if settings is None else RunSettings.from_dict(settings),
@@ -211,12 +214,12 @@ def evidence_of(statement: Mapping[str, Any]) -> Evidence:
             None if record["result"] is None else check_result(_with_infinity(record["result"])),
             None if kept is None else _checkpoint_of(kept),
             check_stated(statement["stated"]),
-            hashes=_words(record["files"]),
+            hashes=_checked("files", record["files"], _HASH),
             notices=tuple(map(str, record["notices"])),
             audit=None if statement["audit"] is None else check_audit(statement["audit"]),
-            delta=statement["epsilons"]["delta"],
+            delta=None if delta is None else require_delta("delta", delta),
             is_live=require_choice("is_live", record["is_live"], (True, False)),
-            versions=_words(record["versions"]),
+            versions=_checked("versions", record["versions"], _VERSION),
         )
     except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else f"{error}"
@@ -228,8 +231,16 @@ def _checkpoint_of(record: Mapping[str, Any]) -> CheckpointSummary:
     return CheckpointSummary(steps, Ledger.from_summary(record["ledger"]))
 
 
-def _words(data: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in data.items()}
+_HASH, _VERSION = re.compile("[0-9a-f]{64}"), re.compile(r"[0-9][\w.+-]{,50}|unknown", re.ASCII)
+_NAME = re.compile(r"[\w.-]{1,30}", re.ASCII)
+
+
+def _checked(what: str, data: Mapping[str, Any], expected: re.Pattern[str]) -> dict[str, str]:
+    """Names and what belongs to each; no place for sentences that nothing confirms."""
+    for name, value in data.items():
+        if not (_NAME.fullmatch(name) and expected.fullmatch(value)):
+            raise ValueError(f"{what} has {name!r}: {value!r}, expected {expected.pattern}")
+    return dict(data)
 
 
 def _with_infinity(result: dict[str, Any]) -> dict[str, Any]:

@@ -478,7 +478,11 @@ def read_run(ledger_path: Path, folder: Path | None) -> RunFiles:
         checkpoint,
         stated,
         hashes={LEDGER: file_digest(ledger_path), **hashes},
-        notices=(*(f"{each.message}." for each in caught), *notices),
+        # Without the folder: moved elsewhere, it is the same run.
+        notices=(
+            *(f"{each.message}.".replace(f"{ledger_path}", LEDGER) for each in caught),
+            *notices,
+        ),
     )
 
 

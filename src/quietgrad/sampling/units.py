@@ -112,7 +112,7 @@ class Units:
 def _number(ids: Ids, records: int) -> NDArray[np.int64]:
     """The number of each record's unit."""
     if isinstance(ids, Tensor):
-        ids = ids.detach().cpu().numpy()
+        ids = _as_array(ids)
     has_order = not isinstance(ids, str | bytes | Mapping | Set)
     if not (has_order and hasattr(ids, "__len__") and hasattr(ids, "__iter__")):
         raise TypeError(
@@ -141,11 +141,11 @@ def _number(ids: Ids, records: int) -> NDArray[np.int64]:
 def _number_any(ids: Iterable[Any], records: int) -> NDArray[np.int64]:
     """The same of ids of any type."""
     numbers: dict[Hashable, int] = {}
-    kinds: dict[type, int] = {}  # and where each comes first
+    kinds: dict[Hashable, int] = {}  # and where each comes first
     found = []
     for place, each in enumerate(ids):
         unit = _require_known(each, place)
-        kinds.setdefault(float if isinstance(unit, Number) else type(unit), place)
+        kinds.setdefault(_kind(unit), place)
         found.append(numbers.setdefault(unit, len(numbers)))
     if len(found) != records:  # a whole table has as many rows, but gives its columns
         raise TypeError(
@@ -155,33 +155,51 @@ def _number_any(ids: Iterable[Any], records: int) -> NDArray[np.int64]:
     if len(kinds) > 1:
         (one, first), (other, second), *_ = kinds.items()
         raise ValueError(
-            f"units[{first}] and units[{second}] are ids of two types ({_kind(one)}, "
-            f"{_kind(other)}): 7 and '7' would be two people. Expected ids of one type, such as "
+            f"units[{first}] and units[{second}] are ids of two types ({one}, {other}): "
+            "7 and '7' would be two people. Expected ids of one type, such as "
             "[str(id) for id in ids]"
         )
     return np.array(found, dtype=np.int64)
 
 
-def _kind(kind: type) -> str:
-    return "a number" if kind is float else kind.__name__
+def _as_array(ids: Tensor) -> NDArray[Any]:
+    try:
+        return ids.detach().cpu().numpy()
+    except (RuntimeError, TypeError) as error:  # of no data, sparse, or of a type of torch alone
+        raise TypeError(
+            f"units is a tensor whose ids cannot be read ({error}): expected one of whole numbers"
+        ) from error
+
+
+def _kind(unit: Hashable) -> str:
+    if isinstance(unit, tuple):
+        return f"({', '.join(map(_kind, unit))})"
+    return "a number" if isinstance(unit, Number) else type(unit).__name__
 
 
 def _require_known(unit: Any, place: int) -> Hashable:
-    """An id that says whose record it is."""
-    if isinstance(unit, Tensor) or (isinstance(unit, np.generic) and unit.dtype.kind != "M"):
-        unit = unit.item()
-    elif hasattr(unit, "as_py"):  # of pyarrow
-        unit = unit.as_py()
+    """An id that says whose record it is, and is the same for all records of that unit."""
     try:
+        if isinstance(unit, Tensor) or (isinstance(unit, np.generic) and unit.dtype.kind != "M"):
+            unit = unit.item()
+        elif hasattr(unit, "as_py"):  # of pyarrow
+            unit = unit.as_py()
         hash(unit)
-        is_missing = unit is None or unit != unit
-    except (TypeError, ValueError):  # a list, an array, or pandas' missing value
+        is_missing = unit is None or bool(unit != unit)
+    except (TypeError, ValueError, RuntimeError):  # a list, an array, or pandas' missing value
         raise ValueError(
             f"units[{place}] is {unit!r}: expected an id, such as a number or a string"
         ) from None
+    if isinstance(unit, tuple):  # such as site and patient: a tensor in it equals no other
+        return tuple(_require_known(each, place) for each in unit)
     if is_missing:
         raise ValueError(
             f"units[{place}] is {unit!r}: nobody knows whose record it is. Leave such records out,"
             " or give each an id of its own if they are nobody else's"
+        )
+    if type(unit).__hash__ is object.__hash__:
+        raise ValueError(
+            f"units[{place}] is {unit!r}, which equals nothing but itself: each record would be a"
+            " unit of its own. Expected an id, such as a number or a string"
         )
     return unit  # type: ignore[no-any-return]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import shutil
 import warnings
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -550,6 +552,19 @@ def test_what_dynamo_does_not_guard_runs_as_it_was_written(change):
 
     for one, other in zip(train_with(False), train_with("aot_eager"), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_engine_is_gone_is_not_kept():
+    """Torch keeps backends, and what they hold, for good."""
+    torch.manual_seed(0)
+    model = linear()
+    engine = train(model, TensorDataset(torch.randn(32, 6)), "aot_eager")[1]
+    assert compiled_calls(engine)
+    engine.detach()
+    known = weakref.ref(model)
+    del model, engine
+    gc.collect()
+    assert known() is None
 
 
 def test_detached_the_model_is_as_it_was():

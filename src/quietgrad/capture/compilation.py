@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import count
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, fx, nn
@@ -107,7 +108,8 @@ class CompiledGraph:
     """
 
     def __init__(self, traced: TracedGraph, function: Any, owner: ModelCompiler) -> None:
-        self.traced, self.function, self._owner = traced, function, owner
+        self.traced, self.function = traced, function
+        self._execute = WeakMethod(owner.execute)  # Dynamo keeps this where its code is called
         self.keys: list[SiteKey] | None = None
         self.is_certified = self.is_declined = self.orders_rows = False
         self.fixed: dict[int, tuple[list[Use], list[str], range]] = {}  # uses of parameters
@@ -116,7 +118,9 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """As Dynamo calls it."""
-        return self._owner.execute(self, inputs)
+        execute = self._execute()
+        assert execute is not None, "only the compiler's own function calls it"
+        return execute(self, inputs)
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """Those that are not fixed."""
@@ -305,7 +309,14 @@ class ModelCompiler:
         # changed it keeps by its name.
         code = call.__code__.replace(co_name=f"call_{next(_NUMBERS)}")
         own = FunctionType(code, call.__globals__, code.co_name, (), call.__closure__)
-        return torch.compile(own, backend=self._build, fullgraph=True)
+        build = WeakMethod(self._build)  # torch keeps backends for good
+
+        def backend(source: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
+            found = build()
+            assert found is not None, "only the compiler's own function is compiled by it"
+            return found(source, examples)
+
+        return torch.compile(own, backend=backend, fullgraph=True)
 
     def _build(self, source: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
         traced = rewrite(source, lambda tensor: id(tensor) in self._held)

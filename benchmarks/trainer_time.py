@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -67,6 +68,19 @@ def rows(**columns: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict(made_rows)
 
 
+def pairs() -> datasets.Dataset:
+    """Random pairs as text, which `DPOTrainer` takes apart itself: half prompt, half answer."""
+    draw = random.Random(1)
+    words = [*made.GOOD, *made.BAD, *made.THINGS, *made.FILLERS]
+
+    def texts(count: int, begin: str = "") -> list[str]:
+        return [begin + " ".join(draw.choices(words, k=count)) for _ in range(1024)]
+
+    half = WORDS // 2
+    answers = {side: texts(half - 1, " ") for side in ("chosen", "rejected")}  # TRL ends each
+    return datasets.Dataset.from_dict({"prompt": texts(half), **answers})
+
+
 class Turns(hf.TrainerCallback):
     """Lets two trainers step by turns, and keeps the processor time of each step."""
 
@@ -115,8 +129,7 @@ def trainers(workload: str, folder: str, steps: int) -> list[Any]:
             known["train_dataset"] = rows(input_ids=WORDS)
         else:
             kinds, config = (trl.DPOTrainer, PrivateDPOTrainer), trl.DPOConfig
-            half = WORDS // 2
-            known["train_dataset"] = rows(prompt_ids=half, chosen_ids=half, rejected_ids=half)
+            known["train_dataset"] = pairs()
     return [
         kinds[0](model=model(), args=config(f"{folder}/a", **options, **accumulated), **known),
         kinds[1](model=model(), args=config(f"{folder}/b", **options), **known, **_PRIVATE),

@@ -3,7 +3,6 @@
 import pytest
 
 from . import gathering_jobs
-from .ranks import run
 
 ALIKE = {
     "other numbers of samples": ("sizes", {"samples": 25}),
@@ -28,9 +27,9 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def two():
-    jobs = [(f"gathering_jobs.{name}", options) for name, options in JOBS.values()]
-    return dict(zip(JOBS, run(jobs, 2), strict=True))
+def two(sharded_pair):
+    """What two ranks made of all jobs."""
+    return sharded_pair["gathering"]
 
 
 @pytest.mark.parametrize("name", ALIKE)

@@ -61,14 +61,10 @@ JOBS = {
 }
 
 
-def results(ranks):
-    return dict(zip(JOBS, run([*JOBS.values()], ranks), strict=True))
-
-
 @pytest.fixture(scope="module")
-def two():
-    """What two ranks made of all jobs: to start processes takes longer than the jobs."""
-    return results(2)
+def two(sharded_pair):
+    """What two ranks made of all jobs."""
+    return sharded_pair["sharded"]
 
 
 def assert_same_as_one(several, options):

@@ -43,10 +43,10 @@ def test_a_place_where_no_file_can_be_is_refused(path):
 
 
 def test_a_later_format_is_refused(path, monkeypatch):
-    monkeypatch.setattr(ledger_file, "_FORMAT", 2)
+    monkeypatch.setattr(ledger_file, "_FORMAT", 3)
     write(path)
     monkeypatch.undo()
-    with pytest.raises(LedgerError, match=r"format 2, written by quietgrad .*: expected format 1"):
+    with pytest.raises(LedgerError, match=r"format 3, written by quietgrad .*: expected format 1 or 2"):
         Ledger.open(path)
 
 

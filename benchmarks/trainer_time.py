@@ -69,7 +69,7 @@ def rows(**columns: int) -> datasets.Dataset:
 
 
 def pairs() -> datasets.Dataset:
-    """Random pairs as text, which `DPOTrainer` takes apart itself: each half prompt, half answer."""
+    """Random pairs as text, which `DPOTrainer` takes apart itself: half prompt, half answer."""
     draw = random.Random(1)
     words = [*made.GOOD, *made.BAD, *made.THINGS, *made.FILLERS]
 

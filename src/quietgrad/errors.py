@@ -29,6 +29,23 @@ class ChangedGradientError(UnsupportedOperationError):
         )
 
 
+class ChangedSampleError(UnsupportedOperationError):
+    """What a gradient is made of was written to before the gradient was clipped for good.
+
+    Args:
+        parameter: whose gradient.
+    """
+
+    def __init__(self, parameter: str) -> None:
+        super().__init__(
+            f"an input of the layer of parameter '{parameter}' was changed in place after "
+            "engine.backward(): a sample of the batch has a gradient that is not finite, or nearly "
+            "so, which a device tells late, and the batch was to be clipped again. Nothing was "
+            "released. Make a new tensor for each micro-batch (x = x.to(device)), or write to this "
+            "one after engine.step()."
+        )
+
+
 class SampleMixingError(QuietgradError):
     """Rows of one sample depend on another sample, or cannot be mapped to samples at all."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quietgrad.clipping import Clipping
-from quietgrad.errors import BoundError, ChangedGradientError
+from quietgrad.errors import BoundError, ChangedGradientError, ChangedSampleError
 from quietgrad.factors.base import (
     Doubt,
     Factor,
@@ -183,6 +183,10 @@ class Bulk:
             for doubt in found.doubts:
                 yield doubt.is_fine.to(squares.device)
 
+    def measure_again(self) -> None:
+        """Take all norms from what the factors are made of now."""
+        self.stacks, self._single = [], {i: f.own.sq_norm() for i, f in enumerate(self.found)}
+
     def repaired(self) -> Tensor:
         """Squared norms by group, after those were evaluated again that can be."""
         for _, stack in self.stacks:
@@ -225,12 +229,14 @@ def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
     return max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).bits)
 
 
-def _refuse_changed(bulk: Bulk) -> None:
+def _refuse_changed(
+    bulk: Bulk, error: type[ChangedGradientError | ChangedSampleError] = ChangedGradientError
+) -> None:
     """What was measured must be what is summed."""
     changed = [(name, factor.changed()) for factor, name in bulk.factors().items()]
     for name, is_changed in changed:
         if is_changed:
-            raise ChangedGradientError(name)
+            raise error(name)
 
 
 class Joint(Protocol):
@@ -414,6 +420,8 @@ class ClippedReducer:
             if doubt.error is not None and not doubt.is_fine:
                 raise doubt.error
         assert bulk is not None  # other doubts were read before anything was summed
+        _refuse_changed(bulk, ChangedSampleError)  # the user's loop went on since
+        bulk.measure_again()  # torch does not count all writes
         for found in bulk.found:
             self.grads.pop(found.name, None)
         self._reduce_carefully(bulk)

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import quietgrad as qg
 from quietgrad.capture.verification import Schedule
+from quietgrad.errors import ChangedSampleError
 
 pretend.register()  # before the first backward pass, for which torch counts the devices
 
@@ -233,6 +234,68 @@ def test_parts_that_cancel_each_other_out():
     here, there = found
     torch.testing.assert_close(here.norms, there.norms.cpu(), rtol=1e-5, atol=0)
     torch.testing.assert_close(here.grads["weight"], there.grads["weight"].cpu())
+
+
+def _scale(x):
+    x[0] *= 5
+
+
+def _scale_uncounted(x):
+    x.data[0] *= 5
+
+
+@pytest.mark.parametrize("write", [_scale, _scale_uncounted])
+def test_a_sample_that_is_written_to_before_the_step_is_not_above_its_radius(write):
+    """Whether gradients can be used as they came is read late: they may be made of other data."""
+    model, x = build("mlp")
+    x[1] = torch.nan
+    model = move(model, pretend.NAME)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)  # makes up for the batch size
+    options = {"sampling": "full-batch", "adjacency": "replace-one", "clipping": "abadi"}
+    options |= {"batch_size": 2, "radius": 1e-2, "noise_multiplier": 1e-6, "delta": 1e-3}
+    engine = qg.PrivacyEngine(model, optimizer, TensorDataset(x[:2]), **options)
+    for batch in engine.batches():
+        for (own,) in batch:
+            there = own.to(pretend.NAME)
+            engine.backward(losses_of(model, there))
+            write(there)
+        if write is _scale:
+            with pytest.raises(ChangedSampleError, match="was changed in place after"):
+                engine.step()
+            engine.discard_batch()
+        else:
+            engine.step()
+    moved = [(p - old).cpu().norm() for p, old in zip(model.parameters(), before, strict=True)]
+    assert torch.stack(moved).norm() <= 1.001e-2
+    assert engine.steps_taken == (write is not _scale)
+
+
+class Moved(nn.Module):
+    """Its frozen half, which draws, may be elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.drop = nn.Linear(8, 8).requires_grad_(False), nn.Dropout(0.5)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.drop(self.frozen(x.to(self.frozen.weight.device))).cpu())
+
+
+def test_what_is_moved_after_attaching_draws_the_same_when_it_is_repeated():
+    model, data = Moved(), TensorDataset(torch.randn(SAMPLES, 8))
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    options = {"sampling": "full-batch", "adjacency": "replace-one", "verification": "every"}
+    options |= {"batch_size": SAMPLES, "noise_multiplier": 1.0, "delta": 1e-3}
+    engine = qg.PrivacyEngine(model, optimizer, data, **options)
+    for place in ("cpu", pretend.NAME):
+        model.frozen.to(place)
+        for batch in engine.batches():
+            for (x,) in batch:
+                engine.backward(losses_of(model, x))
+            engine.step()
+    assert engine.steps_taken == 2
 
 
 # -- training -------------------------------------------------------------------------------------

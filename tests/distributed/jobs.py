@@ -15,11 +15,13 @@ from torch.utils.data import TensorDataset
 
 import quietgrad as qg
 from quietgrad import noise as noises
+from quietgrad.distributed import facts
 from quietgrad.distributed import world as worlds
 from quietgrad.engine import update
 
 warnings.simplefilter("ignore")
 SAMPLES, FEATURES, CLASSES = 64, 6, 3
+VERSIONS = {"quietgrad": (facts, "9"), "torch": (torch, "2.99")}
 
 
 def rank():
@@ -154,6 +156,10 @@ def differ(what):
         return attach(units=ids, records_per_unit=3, batch_size=8)
     if what == "settings":
         return attach(clipping="psac" if other else "auto-s")
+    if what in VERSIONS:
+        module, version = VERSIONS[what]
+        with patch.object(module, "__version__", f"{version}.{int(other)}"):
+            return attach()
     if what == "parameters":
         model = build()
         model[0].requires_grad_(not other)
@@ -231,10 +237,6 @@ def save_and_load(folder, first, then):
     train(model, engine, then)
     engine.save(path)
     return {"weights": weights(model), "steps": engine.steps_taken, "ledger": engine.ledger.steps}
-
-
-def without_a_group():
-    return attach()
 
 
 def sensitivity(grouping, clipping):

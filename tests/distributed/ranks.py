@@ -32,7 +32,7 @@ class Ended:
         self.result = json.loads(place.read_text()) if place.exists() else None
 
 
-def start(jobs, ranks, timeout=60, *, with_group=True):
+def start(jobs, ranks, timeout=60):
     """The processes, and where each writes its results; jobs are pairs of a name and options."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -46,7 +46,7 @@ def start(jobs, ranks, timeout=60, *, with_group=True):
             "RANK": str(rank),
             "WORLD_SIZE": str(ranks),
             "OMP_NUM_THREADS": "1",
-            "JOBS": json.dumps([jobs, str(folder / str(rank)), timeout, with_group]),
+            "JOBS": json.dumps([jobs, str(folder / str(rank)), timeout]),
         }
         command = [sys.executable, "-m", "tests.distributed.ranks"]
         process = subprocess.Popen(
@@ -79,9 +79,8 @@ def main():
     import torch.distributed as dist
     from tests.distributed import jobs, sharded_jobs, transformer_jobs
 
-    jobs_to_do, place, timeout, with_group = json.loads(os.environ["JOBS"])
-    if with_group:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    jobs_to_do, place, timeout = json.loads(os.environ["JOBS"])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     found = []
     for name, options in jobs_to_do:
         try:
@@ -100,8 +99,7 @@ def main():
     Path(place).write_text(json.dumps(found))
     if any("refuse" in name for name, _ in jobs_to_do):
         _stay(dist, timeout)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def _stay(dist, seconds):

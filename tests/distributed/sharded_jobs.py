@@ -68,6 +68,10 @@ def weights(model):
     return torch.cat([whole(p).detach().flatten() for p in model.parameters()]).tolist()
 
 
+def weights_by_name(model):
+    return {name: whole(p).detach().flatten().tolist() for name, p in model.named_parameters()}
+
+
 def sharded_as_one(
     steps=5, broken=False, adaptive=False, copies=1, reshard=None, evaluate=False, **options
 ):

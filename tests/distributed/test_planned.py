@@ -11,10 +11,11 @@ from .ranks import run
 
 SAMPLES = 8
 MOMENTS = ("micro-batch", "verified", "release")
-# Mode, grouping and micro-batches of a step. A few are fast: to start processes takes longest.
-FAST = [("fsdp2", "block-wise", 1), ("data-parallel", "all-layer", 2)]
+# Mode, grouping and micro-batches of a step. One is fast: to start processes takes longest.
+FAST = [("fsdp2", "block-wise", 1)]
 CASES = [
     ("data-parallel", "all-layer", 1),
+    ("data-parallel", "all-layer", 2),
     ("data-parallel", "block-wise", 2),
     ("fsdp2", "all-layer", 1),
     ("fsdp2", "all-layer", 2),

@@ -35,12 +35,6 @@ REFUSED = {
 GROUPINGS, CLIPPINGS = ["all-layer", "layer-wise"], ["auto-s", "abadi"]
 METHODS = ["AdaptiveRadius", "InnerOuter", "SelfAugmentation", "BatchClipping", "diagnostics"]
 KINDS = {"copies": "data parallel", "sharded": "FSDP2, HSDP"}
-# Refused there by name, as the tests of pipelines and of parts have it.
-ELSEWHERE = [
-    *((method, "pipeline") for method in METHODS),
-    ("InnerOuter", "tensor parallel"),
-    ("diagnostics", "tensor parallel"),
-]
 JOBS = {
     **{
         f"{method}, {kind}": ("methods", {"method": method, "kind": kind})
@@ -144,11 +138,6 @@ def test_one_sample_moves_the_sum_by_at_most_the_sensitivity(two, grouping, clip
         assert 0 < moved <= 1 + 1e-6
 
 
-@pytest.mark.parametrize(("method", "column"), ELSEWHERE)
-def test_what_is_refused_elsewhere_is_documented(method, column):
-    assert documented(method, column).startswith("refused")
-
-
 def documented(method, kind):
     """What the table of the documents says."""
     lines = (ROOT / "docs/distributed.md").read_text().splitlines()
@@ -207,6 +196,7 @@ def assert_states(tmp_path, ranks, copies):
     assert len(list((tmp_path / "several").glob("parts-*"))) == 1
 
 
+@pytest.mark.slow
 def test_states_of_other_numbers_of_ranks(tmp_path):
     assert_states(tmp_path, (2, 2), 1)
 

@@ -23,6 +23,7 @@ def assert_same_as_one(cases, ranks, tolerance=1e-6):
             assert float(apart) <= tolerance, case
 
 
+@pytest.mark.slow
 def test_a_tied_gpt2_on_two_ranks():
     assert_same_as_one([{"kind": "gpt2", "steps": 2, "grouping": "block-wise"}], 2)
 

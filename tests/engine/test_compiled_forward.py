@@ -509,15 +509,27 @@ def replaced_function(model: nn.Module) -> None:
     type(model).forward = lambda self, x: 2 * Function.forward(self, x)
 
 
+def replaced_function_of_what_it_holds(model: nn.Module) -> None:
+    type(model.held[0]).__call__ = lambda self, x: 2 * x  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
-    "change", [doubled_backward, _slow(doubled_everywhere), _slow(replaced_function)]
+    "change",
+    [
+        doubled_backward,
+        replaced_function_of_what_it_holds,
+        _slow(doubled_everywhere),
+        _slow(replaced_function),
+    ],
 )
 def test_what_dynamo_does_not_guard_runs_as_it_was_written(change):
     """Hooks of backward passes and functions of classes, changed after compiling."""
 
     def train_with(compile: bool | str) -> list[list[Tensor]]:
         torch.manual_seed(0)
-        model, handles = type("Own", (Function,), {})(lambda model, x: x.tanh()), list[Any]()
+        model = type("Own", (Function,), {})(lambda model, x: model.held[0](x))
+        model.held = [type("Tanh", (), {"__call__": lambda self, x: x.tanh()})()]
+        handles = list[Any]()
 
         def losses(model: nn.Module, x: Tensor) -> Tensor:
             count.append(len(x))

@@ -2,6 +2,9 @@
 
 import math
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
 
+from quietgrad.accounting import Ledger  # noqa: E402
 from quietgrad.errors import IntegrationError  # noqa: E402
 from quietgrad.integrations.trl import PrivateDPOTrainer, PrivateSFTTrainer  # noqa: E402
 
@@ -199,3 +203,43 @@ def test_packing_and_auxiliary_losses_are_refused(tmp_path, words):
     )  # fmt: skip
     with pytest.raises(IntegrationError, match=r"balance of its experts: .*coef=0\.0"):
         sft(tmp_path, words, model=experts)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.integrations import test_trl as made
+from tests.integrations.trainers import hf
+
+class Kill(hf.TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+begin, folder = getattr(made, sys.argv[1]), Path(sys.argv[2])
+run = begin(folder, made.read_words(), save_strategy="steps", save_steps=2)
+run.add_callback(Kill())
+run.train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [sft, dpo])
+def test_a_killed_run_goes_on_and_ends_as_a_whole_one(tmp_path, words, begin):
+    """The third step was recorded, and lost: it is taken anew, and counts twice."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED, begin.__name__, str(tmp_path / "cut")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    recorded = Ledger.open(tmp_path / "cut/ledger.jsonl").steps
+    whole = begin(tmp_path / "whole", words)
+    whole.train()
+    cut = begin(tmp_path / "cut", words, save_strategy="steps", save_steps=2)
+    cut.train(resume_from_checkpoint=True)
+    steps = whole.state.global_step
+    assert cut.state.global_step == cut.engine.steps_taken == steps
+    assert Ledger.open(tmp_path / "cut/ledger.jsonl").steps == recorded - 2 + steps
+    assert cut.engine.epsilon() == cut.engine.ledger.epsilon(1e-3)
+    assert torch.equal(weights(cut.model), weights(whole.model))

@@ -342,3 +342,21 @@ def test_a_registered_function_that_makes_no_sampler_is_refused():
         sampling.resolve("own-x")
     with pytest.raises(ValueError, match="exists already"):
         sampling.register("own-x", print)
+
+
+def test_a_recipe_names_its_unit_and_the_ids(tmp_path):
+    ids = '[f"p{i % 90}" for i in range(1000)]'
+    text = FEW.replace("Settings(", "Settings(records_per_unit=3, ", 1)
+    text = text.replace(
+        "(waves[test], labels[test]))", f"(waves[test], labels[test]), units={ids})"
+    )
+    text = text.replace("split.test[:40])", "split.test[:40], units=split.units[:40])")
+    path = tmp_path / "people.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"each sample is a unit.*Recipe\(unit='patient'\)"):
+        recipes.load(f"{path}:waves").changed()
+    path.write_text(text.replace("smoke=", 'unit="patient", smoke='), encoding="utf-8")
+    recipe = recipes.load(f"{path}:waves").changed(limit=200)
+    split = recipe.split(recipes.Places())
+    assert (recipe.unit, recipe.settings.records_per_unit) == ("patient", 3)
+    assert list(split.units) == [f"p{i % 90}" for i in range(200)]

@@ -95,6 +95,20 @@ def test_a_ledger_alone_and_a_live_report_are_verified(folder, tmp_path):
     assert found.ok, found.points
 
 
+def test_a_live_report_beside_its_ledger_is_verified_with_it(tmp_path):
+    """Scripts for frameworks leave such folders: a ledger, and the page of `engine.report`."""
+    statement = trained(ledger=tmp_path / "ledger.jsonl").report(tmp_path / "report.html")
+    found = verify(tmp_path)
+    assert found.ok
+    assert found.head == statement.head
+    (words,) = [point.text for point in found.points if point.name == "report"]
+    assert "compared with nothing" in words
+    cut(tmp_path / "ledger.jsonl", -1)
+    found = verify(tmp_path)
+    assert failed(found) == ["evidence", "report"]
+    assert "another state of the ledger" in found.failures[-1].text
+
+
 def test_weights_that_are_not_there_are_said_not_to_be_compared(folder, head):
     (folder / "model.safetensors").unlink()
     (folder / "report.html").unlink()

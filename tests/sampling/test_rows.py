@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
+from quietgrad.errors import DataError
 from quietgrad.sampling import BatchLoader, PoissonSampler
 from quietgrad.sampling.loader import Rows
 
@@ -57,6 +58,12 @@ def with_overridden_instance():
     return data
 
 
+def with_overridden_part():
+    data = Subset(TensorDataset(*columns()), range(5, 35))
+    data.__getitems__ = lambda indices: [(torch.tensor(-1), index) for index in indices]
+    return Subset(data, range(20))
+
+
 NUMBERS = torch.arange(SIZE)
 IN_ONE_GO = {
     "tensors": lambda: TensorDataset(*columns()),
@@ -97,6 +104,7 @@ ONE_BY_ONE = {
     "in one go of its own": InOneGo,
     "part of that": lambda: Subset(InOneGo(), range(5, 35)),
     "overridden for one object": with_overridden_instance,
+    "overridden for a part": with_overridden_part,
 }
 ALL = {**IN_ONE_GO, **UNUSUAL, **ONE_BY_ONE}
 
@@ -178,10 +186,26 @@ def test_only_plain_data_is_taken_at_once():
 @pytest.mark.parametrize("kind", IN_ONE_GO)
 def test_no_element_is_loaded_by_itself(kind, monkeypatch):
     data = IN_ONE_GO[kind]()
-    monkeypatch.setattr(TensorDataset, "__getitem__", None)
+    monkeypatch.setattr("quietgrad.sampling.loader.default_collate", None)
     for batch in loader_of(data):
         for micro_batch in batch:
             assert isinstance(micro_batch, list)
+
+
+def test_what_somebody_made_of_torchs_own_class_is_not_passed_by(monkeypatch):
+    plain = TensorDataset.__getitem__
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, i: (-plain(self, i)[0],))
+    for batch in loader_of(TensorDataset(NUMBERS)):
+        for indices, (numbers,) in zip(batch.indices, batch, strict=True):
+            assert numbers.tolist() == [-i for i in indices]
+
+
+def test_a_data_set_that_returns_nothing_for_a_micro_batch():
+    data = InOneGo()
+    data.__getitems__ = lambda indices: []
+    with pytest.raises(DataError, match="one element for each index"):
+        for batch in loader_of(data):
+            list(batch)
 
 
 def test_a_data_set_of_its_own_is_asked_once_for_each_micro_batch():

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _of_modules
 
+from quietgrad.capture.model_state import walk_attributes
 from quietgrad.errors import EngineStateError, UnsupportedOperationError
 
 _CALLER = (
@@ -81,10 +82,11 @@ class UnguardedCode:
         for module in model.modules():
             for hooks in (module._backward_hooks, module._backward_pre_hooks):
                 self._hooks[id(hooks)] = hooks
-            for kind in {type(module), *map(type, vars(module).values())}:
-                for each in kind.__mro__:
-                    if each.__flags__ & _CAN_CHANGE and each not in self._functions:
-                        self._functions[each] = _list_functions(each)
+        held = (each.value for each in walk_attributes(model))
+        for kind in {*map(type, model.modules()), *map(type, held)}:
+            for each in kind.__mro__:
+                if each.__flags__ & _CAN_CHANGE and each not in self._functions:
+                    self._functions[each] = _list_functions(each)
         self._values = [*self._list_values()]
 
     @property

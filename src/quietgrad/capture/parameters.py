@@ -135,6 +135,11 @@ class ModelTree:
             self._number += 1
         return self._number
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All parameters and buffers, as they were last looked at."""
+        return self._tensors
+
     def __enter__(self) -> None:
         self.look()
         self._is_known = True

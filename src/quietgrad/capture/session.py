@@ -24,7 +24,7 @@ from quietgrad.capture.choice import common_choices
 from quietgrad.capture.collation import Collation
 from quietgrad.capture.compare import agree_throughout, parse_output
 from quietgrad.capture.compiled import Lent, Uncompiled, refuse_compiled_backward
-from quietgrad.capture.draws import RandomState, find_devices
+from quietgrad.capture.draws import RandomState, find_devices, with_generators
 from quietgrad.capture.graph import Graph
 from quietgrad.capture.independence import RecordedCall, is_repeated_alike
 from quietgrad.capture.layout import LayoutTable, OutputLayout
@@ -422,6 +422,7 @@ class Capture:
 
         If its first micro-batch is watched ``thorough``ly, writes that torch does not count show.
         """
+        self._devices = with_generators(self.parameters.tree.tensors)  # it may have been moved
         self._weights.begin()
         self._weights.watch(thorough=thorough)
 

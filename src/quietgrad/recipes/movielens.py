@@ -89,7 +89,7 @@ def _load_people(places: Places) -> Split:
     found = load("movielens", places.data)
     train = found.train_numbers, found.train_categories, _are_liked(found.train_ratings)
     test = found.test_numbers, found.test_categories, _are_liked(found.test_ratings)
-    return replace(Split.of_columns(train, test), units=found.train_users)
+    return Split.of_columns(train, test, units=found.train_users)
 
 
 def _load_ratings(places: Places) -> Split:
@@ -107,4 +107,4 @@ def _draw_people(places: Places) -> Split:
     columns = [torch.randint(n, (96,), generator=generator) for n in (2, len(OCCUPATIONS), FILMS)]
     labels = torch.randint(2, (96,), generator=generator)
     drawn = numbers, torch.stack(columns, 1), labels
-    return replace(Split.of_columns(drawn, drawn), units=people)
+    return Split.of_columns(drawn, drawn, units=people)

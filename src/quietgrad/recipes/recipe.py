@@ -223,14 +223,18 @@ class Split:
     train: Dataset[Any]
     test: Dataset[Any]
     lengths: Sequence[int] | Tensor | None = None
-    units: Tensor | None = None
+    units: Sequence[Any] | Tensor | None = None
 
     @classmethod
     def of_columns(
-        cls, train: Sequence[Tensor], test: Sequence[Tensor], lengths: Tensor | None = None
+        cls,
+        train: Sequence[Tensor],
+        test: Sequence[Tensor],
+        lengths: Tensor | None = None,
+        units: Sequence[Any] | Tensor | None = None,
     ) -> Split:
         """From the columns of both parts."""
-        return cls(TensorDataset(*train), TensorDataset(*test), lengths)
+        return cls(TensorDataset(*train), TensorDataset(*test), lengths, units)
 
 
 @dataclass(frozen=True)
@@ -361,7 +365,8 @@ class Recipe:
         if self.unit is None and settings.records_per_unit is not None:
             raise ValueError(
                 f"records_per_unit={settings.records_per_unit} has no effect: in {self.name!r} each"
-                " sample is a unit. Leave --records-per-unit out"
+                " sample is a unit. Leave it out (--records-per-unit, Settings), or name the unit"
+                " in the recipe, Recipe(unit='patient'), and pass the ids in Split(units=)"
             )
         return replace(self, settings=settings)
 

@@ -7,7 +7,7 @@ whole: the head that was noted elsewhere, or a signature, shows that it was not.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,12 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether nothing was found, and there is something to rely on."""
-        return self.holds and all(point.passed is not False for point in self.points)
+        return self.holds and self.is_whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was found."""
+        return not self.failures
 
     @property
     def failures(self) -> tuple[VerifiedPoint, ...]:
@@ -357,6 +362,10 @@ def _verify_folder(path: Path, given: _Given, audit: AuditFindings | None) -> Ve
             raise
         broken = (VerifiedPoint("files", False, f"{error}"),)
         return Verification(str(path), broken, None, None, False, given.unseen("the folder"))
+    page = path / REPORT
+    has_page = path.is_dir() and page.exists()
+    alone = _told_by_its_page_alone(page, evidence) if has_page else None
+    evidence = evidence if alone is None else alone
     statement = statement_of(evidence)
     points = [
         VerifiedPoint(
@@ -368,10 +377,9 @@ def _verify_folder(path: Path, given: _Given, audit: AuditFindings | None) -> Ve
         _compare_evidence(evidence),
         _compare_weights(evidence),
     ]
-    page = path / REPORT
     signature: VerifiedPoint | None = None
-    if path.is_dir() and page.exists():
-        inner = _verify_own_page(page, given, evidence)
+    if has_page:
+        inner = _verify_own_page(page, given, evidence, is_alone=alone is not None)
         points += inner
         signature = next((each for each in inner if each.name == "signature"), None)
     elif given.public_key is not None:
@@ -382,6 +390,24 @@ def _verify_folder(path: Path, given: _Given, audit: AuditFindings | None) -> Ve
     return Verification(
         str(path), tuple(points), evidence.head, verdict.headline, verdict.holds, unseen
     )
+
+
+def _told_by_its_page_alone(page: Path, evidence: Evidence) -> Evidence | None:
+    """The evidence in a page of `engine.report`, with the ledger beside it; None if it is another.
+
+    Such a report is written without the other files of a run, so that none of them can be missing.
+    """
+    own = (evidence.settings, evidence.config, evidence.result, evidence.stated, evidence.audit)
+    if any(own) or evidence.metrics:
+        return None
+    try:
+        read = read_page(page)
+    except ReportError:
+        return None
+    if not _verified(str(page), read, _Given(None, None)).is_whole:
+        return None  # what is wrong with it is said where the page is verified
+    told = evidence_of(read.statement)
+    return replace(told, ledger=evidence.ledger) if told.is_live else None
 
 
 def _compare_weights(evidence: Evidence) -> VerifiedPoint:
@@ -395,7 +421,9 @@ def _compare_weights(evidence: Evidence) -> VerifiedPoint:
     return VerifiedPoint("weights", is_same, f"{MODEL}: {words}")
 
 
-def _verify_own_page(path: Path, given: _Given, evidence: Evidence) -> list[VerifiedPoint]:
+def _verify_own_page(
+    path: Path, given: _Given, evidence: Evidence, *, is_alone: bool
+) -> list[VerifiedPoint]:
     """The report in the folder: by itself, and with what is in the folder now."""
     try:
         page = read_page(path)
@@ -407,6 +435,18 @@ def _verify_own_page(path: Path, given: _Given, evidence: Evidence) -> list[Veri
     kept = [] if signature in broken else [signature]
     if broken:
         return [_of_own_page(point) for point in broken] + kept
+    if found.head != evidence.head and is_alone:
+        words = (
+            f"{REPORT} is about another state of the ledger than the one beside it: the run went on"
+            " since, or it is another run. Write it again with engine.report"
+        )
+        return [VerifiedPoint("report", False, words), *kept]
+    if is_alone:
+        words = (
+            f"{REPORT} agrees with the ledger; engine.report wrote it without other files, so its"
+            " settings and words were compared with nothing (engine.save_run keeps them)"
+        )
+        return [VerifiedPoint("report", True, words), *kept]
     if found.head != evidence.head:
         words = (
             f"{REPORT} is about other files than those in the folder (its head is {found.head}):"

@@ -206,9 +206,12 @@ class Rows(Dataset[Any]):
     @staticmethod
     def can_load(dataset: Dataset[Any]) -> bool:
         """Whether this is such a data set. Subclasses are not: they may do anything."""
-        while type(dataset) is Subset:
-            dataset = dataset.dataset
-        return type(dataset) is TensorDataset and "__getitems__" not in vars(dataset)
+        parts: list[Dataset[Any]] = [dataset]
+        while type(parts[-1]) is Subset:
+            parts.append(parts[-1].dataset)
+        if type(parts[-1]) is not TensorDataset or _find_elements() != _ELEMENTS:
+            return False
+        return not any("__getitems__" in vars(part) for part in parts)
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         """What torch's default collates of the elements with these indices."""
@@ -221,6 +224,15 @@ class Rows(Dataset[Any]):
         if rows is None or not all(map(_is_plain, dataset.tensors)):
             return list(default_collate([self._dataset[index] for index in indices]))
         return [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
+
+
+def _find_elements() -> list[Any]:
+    """What torch takes elements of these data sets with, unless somebody replaced it."""
+    names = "__getitem__", "__getitems__"
+    return [vars(kind).get(name) for kind in (Subset, TensorDataset) for name in names]
+
+
+_ELEMENTS = _find_elements()
 
 
 def _as_rows(places: list[Any], size: int) -> Tensor | None:
@@ -541,6 +553,11 @@ class BatchLoader:
 
 def _collate(samples: list[Any]) -> Any:
     """As torch does, and where it cannot, what to do."""
+    if isinstance(samples, list) and not samples:
+        raise DataError(
+            "the data set's __getitems__ returned nothing for the indices of a micro-batch: "
+            "expected one element for each index, in their order"
+        )
     try:
         return default_collate(samples)
     except (TypeError, RuntimeError) as error:

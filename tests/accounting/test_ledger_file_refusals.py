@@ -46,7 +46,9 @@ def test_a_later_format_is_refused(path, monkeypatch):
     monkeypatch.setattr(ledger_file, "_FORMAT", 3)
     write(path)
     monkeypatch.undo()
-    with pytest.raises(LedgerError, match=r"format 3, written by quietgrad .*: expected format 1 or 2"):
+    with pytest.raises(
+        LedgerError, match=r"format 3, written by quietgrad .*: expected format 1 or 2"
+    ):
         Ledger.open(path)
 
 

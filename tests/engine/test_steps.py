@@ -69,6 +69,8 @@ def test_what_is_no_number_of_steps_is_refused(steps):
 def test_a_plan_is_in_steps_or_in_epochs():
     with pytest.raises(ValueError, match="expected one of them"):
         attach(mlp(), steps=3, epochs=1)
+    with pytest.raises(ValueError, match="expected at most 10,000,000"):
+        attach(mlp(), steps=10**29)
     with pytest.raises(ValueError, match="epochs= or steps="):
         attach(mlp(), epsilon=3.0)
 

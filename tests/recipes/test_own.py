@@ -124,6 +124,16 @@ def test_commands_take_it_and_names_that_it_registers(file):
         assert result.exit_code == 0, result.output
 
 
+def test_what_a_recipe_prints_does_not_stand_in_the_json(file, tmp_path):
+    file.write_text(file.read_text().replace("    points =", "    print('loading')\n    points ="))
+    for command in (["train", "--out", str(tmp_path / "run")], ["check"], ["recipes"]):
+        name, *options = command
+        result = run(name, "my_recipe.py:waves", *options, "--json")
+        assert result.exit_code == 0, result.output
+        assert isinstance(json.loads(result.stdout), dict)
+        assert ("loading" in result.stderr) is (name != "recipes")
+
+
 def test_a_report_is_written_where_what_was_registered_is_not_known(file, tmp_path):
     file.write_text(EVERYTHING)
     mine = ["--clipping", "soft", "--sampling", "own-slices", "--adjacency", "replace-one"]
@@ -267,6 +277,17 @@ WRONG = {
         "my_recipe.py:waves",
         WAVES.replace("nn.Linear(16, 2)", "nn.Linear(16, None)"),
         "raised TypeError",
+    ),
+    "an exit": ("my_recipe.py:waves", "import sys\n\nsys.exit(0)", "raised SystemExit: 0 ({file}"),
+    "no data": (
+        "my_recipe.py:waves",
+        WAVES.replace("    return Split", "    Split"),
+        "load_data of 'waves' returned a NoneType: expected a Split",
+    ),
+    "no model": (
+        "my_recipe.py:waves",
+        WAVES.replace("nn.Linear(16, 2)", "None"),
+        "build_model of 'waves' returned a NoneType: expected a torch.nn.Module",
     ),
     "a clipping function that is none": (
         "my_recipe.py:waves",

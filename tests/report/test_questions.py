@@ -197,6 +197,21 @@ def test_the_command_writes_the_record(tmp_path):
     assert record["deployment"]["basic"]["data_curators"] == ["Hospital A"]
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "config.json", "report.html"])
+def test_a_record_replaces_nothing_but_another(tmp_path, name):
+    trained().save_run(tmp_path / "run")
+    place = tmp_path / "run" / name
+    before = place.read_bytes()
+    command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "other.html"), "--registry"]
+    refused = CliRunner().invoke(main, [*command, str(place)], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "is not overwritten" in refused.output
+    assert place.read_bytes() == before
+    for _ in range(2):
+        again = CliRunner().invoke(main, [*command, str(tmp_path / "record.json")])
+        assert again.exit_code == 0, again.output
+
+
 # Data sets that share no record.
 
 

@@ -142,7 +142,7 @@ def _train(
     display: Display,
 ) -> Train:
     parts: dict[str, Any] = {
-        "build_model": lambda: recipe.build_model(asked.places).to(asked.device),
+        "build_model": lambda: recipe.model(asked.places).to(asked.device),
         "dataset": split.train,
         "losses": _losses_on_device(recipe),
         "build_optimizer": lambda model: optimizer(recipe.settings, model),

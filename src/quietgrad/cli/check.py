@@ -170,7 +170,7 @@ def _of_recipe(recipe: Recipe, *, in_full: bool) -> CheckTarget:
         chosen = recipe
     train: Any = chosen.split(Places()).train
     batch = default_collate([train[index] for index in range(min(_SAMPLES, len(train)))])
-    return CheckTarget(chosen.build_model(Places()), batch, losses_of(chosen))
+    return CheckTarget(chosen.model(Places()), batch, losses_of(chosen))
 
 
 # What was found, in words.

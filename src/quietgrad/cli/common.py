@@ -2,9 +2,10 @@
 
 import json
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -137,9 +138,25 @@ def to_json(found: Any, *, strict: bool = True) -> str:
 def print_result(found: Any, show: Callable[[Console], None], *, as_json: bool) -> None:
     """Print a result as one JSON object, or as `show` prints it for people."""
     if as_json:
-        click.echo(to_json(found))
+        print_json(found)
     else:
         show(Console())
+
+
+_STDOUT = "quietgrad.stdout"
+
+
+def only_json(context: click.Context, option: click.Parameter, value: bool) -> bool:
+    """Keep stdout for the object: what a recipe of the user's own prints goes to stderr."""
+    if value:
+        context.meta[_STDOUT] = sys.stdout
+        context.with_resource(redirect_stdout(sys.stderr))
+    return value
+
+
+def print_json(found: Any, *, strict: bool = True) -> None:
+    """Print a result as the one JSON object of a command."""
+    click.echo(to_json(found, strict=strict), file=click.get_current_context().meta[_STDOUT])
 
 
 def say(console: Console, *lines: str) -> None:

@@ -23,7 +23,7 @@ from quietgrad.accounting.events import (
     TruncatedPoisson,
     to_dict,
 )
-from quietgrad.cli.common import counted, refusals, require_one
+from quietgrad.cli.common import counted, only_json, refusals, require_one
 
 SAMPLERS = ("poisson", "shuffled", "full-batch")
 
@@ -237,6 +237,8 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
+    is_eager=True,
+    callback=only_json,
     help='Print one JSON object and nothing else. An infinite number is the string "infinity".',
 )
 _SAMPLING_OPTIONS = (

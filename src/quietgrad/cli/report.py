@@ -17,7 +17,7 @@ from quietgrad.report.page import (
     require_not_worse,
     write,
 )
-from quietgrad.report.registry import TO_ANSWER, deployment, open_fields
+from quietgrad.report.registry import TO_ANSWER, deployment, open_fields, write_record
 from quietgrad.report.signature import sign as signature_of
 from quietgrad.runs.schema import STATED, check_stated, read_stated, write_json
 
@@ -101,7 +101,7 @@ def report(
             signature = b"" if key is None else signature_of(as_bytes(statement), key)
             write(statement, place, signature=signature)
         if registry is not None:
-            write_json(registry, deployment(statement))
+            write_record(deployment(statement), registry)
     verdict = statement.verdict
 
     def show(console: Console) -> None:

@@ -73,7 +73,7 @@ class Request:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.initial_seed)
             with announced("Building the model"):
-                return self.recipe.build_model(self.places).to(self.device)
+                return self.recipe.model(self.places).to(self.device)
 
 
 def prepare(asked: RequestedOptions, *, out: Path | None, resume: bool) -> Request:

@@ -17,14 +17,15 @@ from quietgrad.accounting.calibration import as_if_poisson
 from quietgrad.cli.common import (
     counted,
     plain_warnings,
+    print_json,
     refusals,
     say,
     score,
     title,
     titled,
-    to_json,
     under_way,
 )
+from quietgrad.cli.options import json_option
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.ranks import (
     device_of_rank,
@@ -97,7 +98,7 @@ def _in_range(context: click.Context, option: click.Parameter, value: int | None
     help="Spread the weights over the ranks that torchrun started, block by block (FSDP2).",
 )
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard events into the folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def train(
     asked: RequestedOptions,
     seed: int | None,
@@ -155,7 +156,7 @@ def _train_and_report(
             head = statement.head
     if as_json:
         found = {**result, "folder": str(folder.path), "report": str(report), "head": head}
-        click.echo(to_json(found, strict=False))
+        print_json(found, strict=False)
         return
     console.print(summary.as_table())
     for remark in summary.remarks():

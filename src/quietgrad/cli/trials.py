@@ -18,7 +18,15 @@ from rich.console import Console
 from scipy.stats import t as student
 
 from quietgrad._progress import announced
-from quietgrad.cli.common import Stopped, counted, plain_warnings, refusals, title, to_json
+from quietgrad.cli.common import (
+    Stopped,
+    counted,
+    plain_warnings,
+    print_json,
+    refusals,
+    title,
+    to_json,
+)
 from quietgrad.cli.options import Decorator, add_options
 from quietgrad.cli.progress import TrainingDisplay
 from quietgrad.cli.recipe_options import Folder, RequestedOptions, errors_of_recipe
@@ -209,7 +217,7 @@ class Bench:
             warnings.simplefilter("ignore")  # the trials themselves will warn
             for variant in variants:
                 if model is None:
-                    model = variant.build_model(asked.places).to(asked.device)
+                    model = variant.model(asked.places).to(asked.device)
                 attach(variant, self._split, model, seed=0).detach()
         if out is not None:
             try:
@@ -318,6 +326,6 @@ def finish(
         with refusals():
             file.write_text(text + "\n", encoding="utf-8")
     if as_json:
-        click.echo(text)
+        print_json(found)
     else:
         show(console)

@@ -56,6 +56,9 @@ def check_delta(delta: float, size: int, unit: Unit | None = None) -> float:
     return delta
 
 
+_MOST_STEPS = 10**7  # the noise of each is kept
+
+
 def check_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> int | None:
     """The number of planned steps; None without a plan."""
     if epochs is not None and steps is not None:
@@ -63,9 +66,19 @@ def check_length(epochs: int | None, steps: int | None, steps_per_epoch: int) ->
             f"epochs={epochs!r} and steps={steps!r}: expected one of them, each says how long"
             " training is planned to be"
         )
+    if epochs is None and steps is None:
+        return None
     if steps is not None:
-        return require_count("steps", steps, at_least=1)
-    return None if epochs is None else require_count("epochs", epochs, at_least=1) * steps_per_epoch
+        planned, given = require_count("steps", steps, at_least=1), f"steps={steps}"
+    else:
+        planned = require_count("epochs", epochs, at_least=1) * steps_per_epoch
+        given = f"epochs={epochs} of {steps_per_epoch:,} steps each"
+    if planned > _MOST_STEPS:
+        raise ValueError(
+            f"{given} is a plan of {planned:,} steps: expected at most {_MOST_STEPS:,}. Pass fewer,"
+            " or a larger batch_size"
+        )
+    return planned
 
 
 class Protected(NamedTuple):

@@ -173,7 +173,7 @@ def errors_of_target(target: str) -> Iterator[None]:
         yield
     except TargetError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would pass for that of the command
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError):
             what = f"SyntaxError: {error.msg}"

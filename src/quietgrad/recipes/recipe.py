@@ -370,6 +370,16 @@ class Recipe:
             )
         return replace(self, settings=settings)
 
+    def model(self, places: Places) -> nn.Module:
+        """A fresh model; ValueError if the recipe makes something else."""
+        model = self.build_model(places)
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"build_model of {self.name!r} returned a {type(model).__name__}: expected a"
+                " torch.nn.Module"
+            )
+        return model
+
     def split(self, places: Places) -> Split:
         """The data, cut to the first samples if the settings say so."""
         # A folder that was given and not read would be on record as what was used.
@@ -380,6 +390,10 @@ class Recipe:
                     " --smoke no recipe reads a folder: data and model are generated"
                 )
         split, limit = self.load_data(places), self.settings.limit
+        if not isinstance(split, Split):
+            raise ValueError(
+                f"load_data of {self.name!r} returned a {type(split).__name__}: expected a Split"
+            )
         if limit is None:
             return split
         size = len(cast(Sized, split.train))

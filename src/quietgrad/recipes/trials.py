@@ -241,7 +241,7 @@ def make(
 ) -> Trial:
     """Train once, on a device, from initial weights of this seed."""
     torch.manual_seed(seed)
-    model = recipe.build_model(places).to(device)
+    model = recipe.model(places).to(device)
     engine = None
     if is_private:
         with warnings.catch_warnings():

@@ -7,11 +7,15 @@ which this JSON is a part. Fields follow from the evidence or quote the user. Wh
 says is marked, or left out where the schema takes no free text.
 """
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from quietgrad.report.answers import best_bound
+from quietgrad.report.evidence import ReportError
 from quietgrad.report.statement import Statement
+from quietgrad.runs.schema import parse_object, write_json
 
 TO_ANSWER = "To be answered by the owner"
 _TIER = 3
@@ -96,6 +100,28 @@ def deployment(statement: Statement) -> dict[str, Any]:
             },
         },
     }
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write it as JSON; an older draft is replaced.
+
+    Raises:
+        ReportError: something else is there, such as the ledger, and stays.
+    """
+    if os.path.lexists(path) and not _is_draft(path):
+        raise ReportError(
+            f"{path} exists and is no draft of a record: it is not overwritten. Choose another file"
+            " name for --registry, or move it away"
+        )
+    write_json(path, record)
+
+
+def _is_draft(path: Path) -> bool:
+    try:
+        found = parse_object(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError):
+        return False
+    return found.get("status") == "Draft" and "url_slug" in found
 
 
 def open_fields(statement: Statement) -> list[str]:

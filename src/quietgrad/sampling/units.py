@@ -197,7 +197,8 @@ def _require_known(unit: Any, place: int) -> Hashable:
             f"units[{place}] is {unit!r}: nobody knows whose record it is. Leave such records out,"
             " or give each an id of its own if they are nobody else's"
         )
-    if getattr(type(unit), "__hash__", None) is object.__hash__:
+    kind: Any = type(unit)
+    if kind.__hash__ is object.__hash__:
         raise ValueError(
             f"units[{place}] is {unit!r}, which equals nothing but itself: each record would be a"
             " unit of its own. Expected an id, such as a number or a string"

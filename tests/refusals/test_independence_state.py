@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import quietgrad as qg
-from quietgrad.capture import model_state
+from quietgrad.capture import attributes
 from quietgrad.capture.session import detach
 from quietgrad.errors import QuietgradError, UnsupportedOperationError
 
@@ -404,7 +404,7 @@ def test_what_is_not_walked_is_not_put_back():
 
 
 def test_many_objects_are_not_put_back_unless_searched(monkeypatch):
-    monkeypatch.setattr(model_state, "_MOST_VISITED", 50)
+    monkeypatch.setattr(attributes, "_MOST_VISITED", 50)
     things = [SimpleNamespace(last=0.0) for _ in range(100)]
 
     def forward(net, x):
@@ -422,4 +422,4 @@ def test_many_objects_are_not_put_back_unless_searched(monkeypatch):
 def test_a_logger_is_not_looked_into():
     model = Net(lambda net, x: net.last(x))
     model.log = logging.getLogger("quietgrad.tests")
-    assert {name for name, *_ in model_state.walk_attributes(model) if "log" in name} == {"log"}
+    assert {name for name, *_ in attributes.walk_attributes(model) if "log" in name} == {"log"}

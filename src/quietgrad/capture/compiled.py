@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _of_modules
 
-from quietgrad.capture.model_state import walk_attributes
+from quietgrad.capture.attributes import walk_attributes
 from quietgrad.errors import EngineStateError, UnsupportedOperationError
 
 _CALLER = (

@@ -19,6 +19,7 @@ from torch.overrides import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from quietgrad.capture.attributes import find_values
 from quietgrad.capture.call import Frame
 from quietgrad.capture.choice import common_choices
 from quietgrad.capture.collation import Collation
@@ -32,7 +33,6 @@ from quietgrad.capture.mode import CaptureMode
 from quietgrad.capture.model_state import (
     AttributeWatch,
     ModelState,
-    find_values,
     preserve_state,
 )
 from quietgrad.capture.operations import Interception

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quietgrad.capture.attributes import find_values
 from quietgrad.capture.compare import (
     agree,
     agree_across_sizes,
@@ -24,7 +25,6 @@ from quietgrad.capture.compare import (
     tensors_in,
 )
 from quietgrad.capture.draws import find_devices
-from quietgrad.capture.model_state import find_values
 from quietgrad.clipping import Clipping
 from quietgrad.grouping.base import Group
 from quietgrad.inspection.randomness import Randomness

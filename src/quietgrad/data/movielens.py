@@ -129,10 +129,10 @@ def _columns(
     numbers = [[people[user][0], *films[film]] for user, film, _ in ratings]
     categories = [[*people[user][1:], film - 1] for user, film, _ in ratings]
     return (
-        torch.tensor([user for user, _, _ in ratings]),
-        torch.tensor(numbers),
-        torch.tensor(categories),
-        torch.tensor([stars for _, _, stars in ratings]),
+        torch.tensor([user for user, _, _ in ratings], device="cpu"),
+        torch.tensor(numbers, device="cpu"),
+        torch.tensor(categories, device="cpu"),
+        torch.tensor([stars for _, _, stars in ratings], device="cpu"),
     )
 
 

@@ -102,9 +102,12 @@ def _are_liked(ratings: Tensor) -> Tensor:
 
 def _draw_people(places: Places) -> Split:
     generator = torch.Generator().manual_seed(0)
-    people = torch.randint(24, (96,), generator=generator)
-    numbers = torch.rand(96, _NUMBERS, generator=generator)
-    columns = [torch.randint(n, (96,), generator=generator) for n in (2, len(OCCUPATIONS), FILMS)]
-    labels = torch.randint(2, (96,), generator=generator)
+    people = torch.randint(24, (96,), generator=generator, device="cpu")
+    numbers = torch.rand(96, _NUMBERS, generator=generator, device="cpu")
+    columns = [
+        torch.randint(n, (96,), generator=generator, device="cpu")
+        for n in (2, len(OCCUPATIONS), FILMS)
+    ]
+    labels = torch.randint(2, (96,), generator=generator, device="cpu")
     drawn = numbers, torch.stack(columns, 1), labels
     return Split.of_columns(drawn, drawn, units=people)

@@ -124,6 +124,7 @@ def test_a_full_disk_is_one_clear_line_and_the_run_goes_on(tmp_path, monkeypatch
         pytest.skip("needs /proc")
     with monkeypatch.context() as patched:
         patched.setattr(_files.os, "fsync", fsync)
+        patched.setattr("quietgrad.runs.folder._SAVING_SHARE", 0)  # due after every step
         result = train("--out", out, *QUICK)
     assert result.exit_code == 2, result.output
     (line,) = (line for line in result.stderr.splitlines() if not line.startswith("Warning"))

@@ -14,6 +14,7 @@ from figures import FIGURES, picture, require_known
 from figures.panels import DARK, LIGHT, Picture, panels_figure
 from quietgrad._files import replace_file
 from quietgrad.cli.common import Refusal, refusals
+from quietgrad.cli.common import print_json
 from quietgrad.cli.options import json_option
 from quietgrad.plots.runs import require_matplotlib
 
@@ -152,13 +153,13 @@ def figures(
         if not as_json:
             click.echo(each.picture)
     if as_json:
-        click.echo(json.dumps({"figures": [each.as_dict() for each in files]}, indent=2))
+        print_json({"figures": [each.as_dict() for each in files]})
 
 
 def _list(names: list[str], as_json: bool) -> None:
     if as_json:
         known = [{"name": name, **_facts(name)} for name in names]
-        click.echo(json.dumps({"figures": known}, indent=2))
+        print_json({"figures": known})
         return
     for name in names:
         click.echo(f"{name:<14}{FIGURES[name].summary}\n{'':<14}{FIGURES[name].paper}")

@@ -13,8 +13,7 @@ from rich.console import Console
 from figures import FIGURES, picture, require_known
 from figures.panels import DARK, LIGHT, Picture, panels_figure
 from quietgrad._files import replace_file
-from quietgrad.cli.common import Refusal, refusals
-from quietgrad.cli.common import print_json
+from quietgrad.cli.common import Refusal, print_json, refusals
 from quietgrad.cli.options import json_option
 from quietgrad.plots.runs import require_matplotlib
 
